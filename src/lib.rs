@@ -1,1 +1,7 @@
 //! Feed a reinforcement-learning learner from a CUDA page-locked ring that environment threads write in place.
+
+#[allow(unsafe_code)]
+mod cuda;
+
+pub use cuda::types::{Candidate, CudaError, CudaFindError, CudaSearch, Outcome, Rung};
+pub use cuda::{CudaReport, probe_cuda};
