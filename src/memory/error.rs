@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 
-use crate::cuda::types::{CudaError, CudaFindError};
+use crate::cuda::types::{CudaError, CudaFindError, code};
 
 use super::budget::MemoryLimit;
 use super::progress::PinPhase;
@@ -212,7 +212,7 @@ impl fmt::Display for RegisterRefusal {
             self.pinned_by_process,
         )?;
         match self.source.code() {
-            code::OUT_OF_MEMORY => self.fmt_quota(f),
+            code::MEMORY_ALLOCATION => self.fmt_quota(f),
             code::ALREADY_REGISTERED => self.fmt_owner(f),
             _ => Ok(()),
         }
@@ -254,18 +254,4 @@ impl std::error::Error for RegisterRefusal {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.source)
     }
-}
-
-/// The codes of CUDA that this module treats in a way of their own.
-pub(super) mod code {
-    /// `cudaErrorMemoryAllocation`
-    pub(in crate::memory) const OUT_OF_MEMORY: i32 = 2;
-    /// `cudaErrorCudartUnloading`
-    pub(in crate::memory) const UNLOADING: i32 = 4;
-    /// `cudaErrorContextIsDestroyed`
-    pub(in crate::memory) const CONTEXT_DESTROYED: i32 = 709;
-    /// `cudaErrorHostMemoryAlreadyRegistered`
-    pub(in crate::memory) const ALREADY_REGISTERED: i32 = 712;
-    /// `cudaErrorHostMemoryNotRegistered`
-    pub(in crate::memory) const NOT_REGISTERED: i32 = 713;
 }

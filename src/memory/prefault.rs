@@ -16,7 +16,7 @@ use super::progress::PinWatch;
 /// What a thread takes at a time, and how often a start can be cancelled: whole huge pages.
 const CHUNK_BYTES: usize = 16 * HUGE_PAGE_BYTES;
 
-/// More threads than this contend for the kernel's locks instead of zeroing pages.
+/// A start is short; it need not take every core of a large host.
 const MOST_THREADS: usize = 8;
 
 /// The number of threads for this machine: one a core, at most 8.
@@ -24,8 +24,8 @@ pub(super) fn default_threads() -> usize {
     thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_THREADS))
 }
 
-/// Makes every page of `mapping` present.
-pub(super) fn prefault(mapping: &Mapping, threads: usize, watch: &PinWatch) -> Result<(), RingError> {
+/// Makes every page of `mapping` present. Returns how many threads worked at it.
+pub(super) fn prefault(mapping: &Mapping, threads: usize, watch: &PinWatch) -> Result<usize, RingError> {
     let next = AtomicUsize::new(0);
     let failure: Mutex<Option<io::Error>> = Mutex::new(None);
     let failed = || failure.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,19 +48,16 @@ pub(super) fn prefault(mapping: &Mapping, threads: usize, watch: &PinWatch) -> R
         }
     };
 
-    thread::scope(|scope| {
+    let threads = thread::scope(|scope| {
         let chunks = mapping.bytes().div_ceil(CHUNK_BYTES);
-        for _ in 1..threads.min(chunks) {
-            let spawned = thread::Builder::new().name("pr-prefault".into()).spawn_scoped(scope, || work(false));
-            if spawned.is_err() {
-                break;
-            }
-        }
+        let spawn = || thread::Builder::new().name("pr-prefault".into()).spawn_scoped(scope, || work(false));
+        let spawned = (1..threads.min(chunks)).map_while(|_| spawn().ok()).count();
         work(true);
+        1 + spawned
     });
     watch.check()?;
     match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        None => Ok(()),
+        None => Ok(threads),
         Some(source) => Err(RingError::Map { operation: "pre-fault", bytes: mapping.bytes(), source }),
     }
 }
@@ -77,7 +74,8 @@ mod tests {
             let watch = PinWatch::new(None);
             let _running = watch.begin(mapping.bytes());
             watch.enter(PinPhase::Prefaulting).unwrap();
-            prefault(&mapping, threads, &watch).unwrap();
+            let worked = prefault(&mapping, threads, &watch).unwrap();
+            assert!((1..=threads.min(3)).contains(&worked), "{worked} of {threads} threads for 3 chunks");
             assert_eq!(watch.progress().bytes_done, mapping.bytes(), "{threads} threads");
         }
     }

@@ -16,10 +16,10 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::cuda::Cuda;
-use crate::cuda::types::CudaError;
+use crate::cuda::types::{CudaError, code};
 
 use super::budget::HostFiles;
-use super::error::{RegisterRefusal, RingError, SlotEnd, code};
+use super::error::{RegisterRefusal, RingError, SlotEnd};
 use super::fork::ForkStamp;
 use super::mapping::Mapping;
 use super::os;
@@ -28,6 +28,9 @@ use super::progress::PinWatch;
 /// What one registration takes, if slots are smaller: large enough that calls are few, small enough that "cancel" is
 /// soon.
 pub(super) const PIECE_BYTES: usize = 1 << 30;
+
+/// `cudaErrorContextIsDestroyed`: what was registered went with its context.
+const CONTEXT_IS_DESTROYED: i32 = 709;
 
 /// Bytes that rings of this process have registered now.
 static PINNED: AtomicUsize = AtomicUsize::new(0);
@@ -94,7 +97,7 @@ impl Held {
                     watch.add(bytes);
                     watch.tell();
                 }
-                Err(error) if error.code() == code::OUT_OF_MEMORY && piece.len() > 1 => {
+                Err(error) if error.code() == code::MEMORY_ALLOCATION && piece.len() > 1 => {
                     at_once = piece.len().div_ceil(2);
                 }
                 Err(error) => return Err(self.refusal(piece, error, host)),
@@ -214,13 +217,13 @@ impl Outcome {
     /// Takes note of a refused unregistration. Returns whether the memory is free of CUDA all the same.
     fn note(&mut self, error: CudaError, bytes: usize) -> bool {
         match error.code() {
-            code::NOT_REGISTERED | code::CONTEXT_DESTROYED => {
+            code::NOT_REGISTERED | CONTEXT_IS_DESTROYED => {
                 self.lost.get_or_insert((error, 0)).1 += bytes;
                 true
             }
             // The process ends and the runtime is gone. Nobody can say what the driver still holds: keep it, and say
             // nothing.
-            code::UNLOADING => false,
+            code::CUDART_UNLOADING => false,
             _ => {
                 self.stranded.get_or_insert((error, 0)).1 += bytes;
                 false

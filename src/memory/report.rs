@@ -94,7 +94,8 @@ impl fmt::Display for PinReport {
             self.slots_verified,
         )?;
         writeln!(f, "  time: {}", self.times)?;
-        write!(f, "  pages: faulted in by {} threads; ", self.prefault_threads)?;
+        let threads = self.prefault_threads;
+        write!(f, "  pages: faulted in by {threads} thread{}; ", if threads == 1 { "" } else { "s" })?;
         match self.huge_page_bytes {
             Some(bytes) => writeln!(f, "{bytes} bytes in huge pages")?,
             None => writeln!(f, "whether in huge pages is not known")?,

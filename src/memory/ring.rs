@@ -31,19 +31,18 @@ pub(crate) struct RingPlan {
 }
 
 impl RingPlan {
-    /// Length of the ring.
+    /// Length of the ring in bytes, if there can be such a ring.
     fn bytes(&self) -> Result<usize, RingError> {
         let RingPlan { slot_bytes, slots } = *self;
         if slot_bytes == 0 || slots == 0 {
             return Err(RingError::ZeroBytes { slots, slot_bytes });
         }
+        let bytes = slot_bytes.checked_mul(slots).filter(|bytes| isize::try_from(*bytes).is_ok());
+        let bytes = bytes.ok_or(RingError::Overflow { slots, slot_bytes })?;
         if slot_bytes % SLOT_ALIGN != 0 {
             return Err(RingError::Misaligned { slot_bytes });
         }
-        slot_bytes
-            .checked_mul(slots)
-            .filter(|bytes| isize::try_from(*bytes).is_ok())
-            .ok_or(RingError::Overflow { slots, slot_bytes })
+        Ok(bytes)
     }
 }
 
@@ -111,7 +110,7 @@ impl Ring {
         let _running = watch.begin(bytes);
         check_budget(bytes, conditions)?;
         let mut times = PinTimes::default();
-        let held = map(conditions, plan, bytes, None, watch, &mut times)?;
+        let (held, _) = map(conditions, plan, bytes, None, watch, &mut times)?;
         watch.enter(PinPhase::Done)?;
         tracing::debug!(bytes, slots = plan.slots, "ring mapped");
         Ok(Ring { held, slot_bytes: plan.slot_bytes, slots: plan.slots, times, pinned: None })
@@ -135,7 +134,7 @@ impl Ring {
         times.find = began.elapsed();
 
         // From here on `held` undoes everything if a later line returns.
-        let mut held = map(conditions, plan, bytes, Some(cuda.clone()), watch, &mut times)?;
+        let (mut held, prefault_threads) = map(conditions, plan, bytes, Some(cuda.clone()), watch, &mut times)?;
 
         watch.enter(PinPhase::Registering)?;
         let began = Instant::now();
@@ -154,7 +153,7 @@ impl Ring {
             page_locked_bytes: bytes,
             slots_verified: plan.slots,
             pieces: held.pieces().len(),
-            prefault_threads: conditions.prefault_threads,
+            prefault_threads,
             huge_page_bytes: held.mapping().pages().map(|pages| pages.huge),
             times,
         };
@@ -244,7 +243,7 @@ fn check_budget(bytes: usize, conditions: &Conditions) -> Result<(), RingError> 
     }
 }
 
-/// Maps and pre-faults.
+/// Maps and pre-faults; also returns how many threads did.
 fn map(
     conditions: &Conditions,
     plan: &RingPlan,
@@ -252,7 +251,7 @@ fn map(
     cuda: Option<Cuda>,
     watch: &PinWatch,
     times: &mut PinTimes,
-) -> Result<Held, RingError> {
+) -> Result<(Held, usize), RingError> {
     watch.enter(PinPhase::Mapping)?;
     let began = Instant::now();
     let mapping = Mapping::new(bytes).map_err(|source| RingError::Map { operation: "map", bytes, source })?;
@@ -260,7 +259,7 @@ fn map(
 
     watch.enter(PinPhase::Prefaulting)?;
     let began = Instant::now();
-    prefault(&mapping, conditions.prefault_threads, watch)?;
+    let threads = prefault(&mapping, conditions.prefault_threads, watch)?;
     times.prefault = began.elapsed();
-    Ok(Held::new(mapping, plan.slot_bytes, plan.slots, cuda))
+    Ok((Held::new(mapping, plan.slot_bytes, plan.slots, cuda), threads))
 }

@@ -67,28 +67,46 @@ fn run_alone(test: &str, body: impl FnOnce()) {
     );
 }
 
-/// What the kernel has mapped and wipes on fork: the rings of this process (and the page of `fork.rs`).
+/// What the kernel has mapped and wipes on fork, each with the bytes that are in memory: the rings of this process (and
+/// the page of `fork.rs`).
 #[cfg(target_os = "linux")]
-fn ring_ranges() -> Vec<Range<usize>> {
+fn rings_in_kernel() -> Vec<(Range<usize>, usize)> {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let (mut ranges, mut current) = (Vec::new(), 0..0);
+    let (mut rings, mut current, mut resident) = (Vec::new(), 0..0, 0);
     for line in smaps.lines() {
         if let Some(range) = address_range(line) {
             current = range;
+        } else if let Some(kib) = line.strip_prefix("Rss:") {
+            resident = kib.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024;
         } else if let Some(flags) = line.strip_prefix("VmFlags:")
             && flags.split_whitespace().any(|flag| flag == "wf")
         {
-            ranges.push(current.clone());
+            rings.push((current.clone(), resident));
         }
     }
-    ranges
+    rings
 }
 
 /// Elsewhere the kernel has no such list; CUDA's side is still tested.
 #[cfg(not(target_os = "linux"))]
-fn ring_ranges() -> Vec<Range<usize>> {
+fn rings_in_kernel() -> Vec<(Range<usize>, usize)> {
     Vec::new()
 }
+
+fn ring_ranges() -> Vec<Range<usize>> {
+    rings_in_kernel().into_iter().map(|(range, _)| range).collect()
+}
+
+fn resident_ring_bytes() -> usize {
+    rings_in_kernel().iter().map(|(_, resident)| resident).sum()
+}
+
+/// A ring is shared by every thread of a feed.
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Ring>();
+    shared::<PinWatch>();
+};
 
 /// This machine, with a known number of threads and pieces of `piece_bytes`.
 fn conditions(piece_bytes: usize) -> Conditions {

@@ -11,13 +11,25 @@ use super::super::ring::Ring;
 use super::super::{pinned_bytes_in_process, stranded_bytes_in_process};
 use super::fake::{self, Call};
 use super::{
-    MIB, alone, assert_nothing_is_left, baseline, code, conditions, pin, pin_watched, plan, ring_ranges, watch,
+    MIB, alone, assert_nothing_is_left, baseline, code, conditions, pin, pin_watched, plan, resident_ring_bytes,
+    ring_ranges, watch,
 };
 
 alone! {
     fn every_slot_is_registered_verified_and_reachable_by_devices() {
         let before = baseline();
-        let ring = pin(5, 2).unwrap();
+        let first_touched = Arc::new(OnceLock::new());
+        let set = Arc::clone(&first_touched);
+        let watch = watch(move |progress| {
+            if progress.phase == PinPhase::Registering {
+                set.get_or_init(resident_ring_bytes);
+            }
+        });
+        let ring = pin_watched(5, 2, &watch).unwrap();
+        if cfg!(target_os = "linux") {
+            let mark = super::super::os::page_bytes();
+            assert_eq!(*first_touched.get().unwrap(), 5 * MIB + mark, "pages are present before registration");
+        }
 
         let base = ring.slot(0).addr().get();
         let calls = fake::take_calls();
@@ -87,6 +99,7 @@ alone! {
         assert!(refused(5000, 1).to_string().contains("8192"));
         assert!(matches!(refused(1 << 40, 1 << 40), RingError::Overflow { .. }));
         assert!(matches!(refused(1 << 62, 3), RingError::Overflow { .. }));
+        assert!(matches!(refused(usize::MAX, 1), RingError::Overflow { .. }));
         assert_eq!(fake::take_calls(), []);
         assert_nothing_is_left(&before);
     }
