@@ -123,6 +123,12 @@ impl<T> Gate<T> {
         Some(id)
     }
 
+    /// Wakes every registered waker, so that it looks at the state of things again.
+    pub(crate) fn wake_wakers(&self) {
+        let wakers = std::mem::take(&mut lock(&self.state).wakers);
+        wakers.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+
     pub(crate) fn forget(&self, id: u64) {
         lock(&self.state).wakers.retain(|(other, _)| *other != id);
     }

@@ -1,10 +1,11 @@
 //! Feed a reinforcement-learning learner from a CUDA page-locked ring that environment threads write in place.
 
+// The order of these lines is the order of dependence: a module uses only modules above it.
 mod element;
-mod error;
 mod schema;
 mod sample;
 mod layout;
+mod error;
 mod sync;
 mod weights;
 mod episodes;
@@ -12,16 +13,33 @@ mod metrics;
 mod gate;
 #[allow(unsafe_code)]
 mod slots;
+#[allow(unsafe_code)]
+mod cuda;
+#[allow(unsafe_code)]
 mod memory;
 mod intake;
 #[allow(unsafe_code)]
 mod writer;
+#[allow(unsafe_code)]
+mod batch;
+mod learner;
+mod actors;
+mod feed;
 
+pub use batch::{Batch, BatchView, ColumnBytes, SharedBatch};
+pub use cuda::types::{Candidate, CudaError, CudaFindError, CudaSearch, Outcome, Rung};
+pub use cuda::{CudaReport, probe_cuda};
 pub use element::{DType, Element};
 pub use episodes::{End, Episode, Episodes};
 pub use error::{Closed, Error, ErrorKind, Fault, Result};
+pub use feed::{Feed, FeedBuilder, Footprint, Intake, Pinning, StartHandle, StopReport};
 pub use intake::WhenFull;
 pub use layout::{COLUMN_ALIGN, ColumnInfo, SLOT_ALIGN};
+pub use learner::{Batches, Learner, NextBatch, NextError};
+pub use memory::{
+    BudgetRefusal, MapOutcome, MemoryLimit, MemoryLimitKind, PinOutcome, PinPhase, PinProgress, PinReport, PinTimes,
+    PinTrial, RegisterRefusal, RingError, SlotEnd,
+};
 pub use metrics::{Lag, Latency, Metrics};
 pub use sample::{Column, Sample};
 pub use schema::{Leaf, LeafInfo, SchemaError, Step};

@@ -286,6 +286,11 @@ impl IntakeGate {
         drop(ring);
     }
 
+    /// Writers that wait for room.
+    pub(crate) fn parked(&self) -> usize {
+        lock(&self.state).parked
+    }
+
     /// Counts a finished episode and puts it into the stream, if somebody keeps reading that.
     pub(crate) fn finished(&self, episode: crate::episodes::Episode) {
         self.counters.episodes.fetch_add(1, Ordering::Relaxed);

@@ -72,11 +72,17 @@ pub(crate) enum Claimed {
 #[derive(Debug, Default)]
 pub(crate) struct StripeCursor {
     /// The writer's index among the writers.
-    pub(crate) writer: usize,
+    writer: usize,
     slot: u32,
     stripe: u32,
     opening: u64,
     spin: Spin,
+}
+
+impl StripeCursor {
+    pub(crate) fn new(writer: usize) -> StripeCursor {
+        StripeCursor { writer, ..StripeCursor::default() }
+    }
 }
 
 #[derive(Debug, Default)]

@@ -11,6 +11,7 @@ mod lockstep;
 mod staged;
 mod step;
 
+pub(crate) use lane::lane_state_bytes;
 pub use step::{CommitError, FinalMut, PolicyError, PutError, StepError, StepMut};
 
 use crate::episodes::End;
@@ -115,8 +116,8 @@ impl Writer {
         let (places, bytes) = Place::in_lane_buffer(&layout, lanes, depth)?;
         let way = match (gate.lockstep, layout.kind) {
             (Some(_), _) => Way::Lockstep(lockstep::State::default()),
-            (None, Kind::Step) => Way::InPlace(StripeCursor { writer: seat.index, ..StripeCursor::default() }),
-            (None, Kind::Unroll { .. }) => Way::Staged(StripeCursor { writer: seat.index, ..StripeCursor::default() }),
+            (None, Kind::Step) => Way::InPlace(StripeCursor::new(seat.index)),
+            (None, Kind::Unroll { .. }) => Way::Staged(StripeCursor::new(seat.index)),
         };
         let counters = gate.counters.writer();
         Ok(Writer {
