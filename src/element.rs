@@ -136,21 +136,60 @@ element! {
 macro_rules! with_element {
     ($dtype:expr, $T:ident => $body:expr, absent => $absent:expr) => {
         match $dtype {
-            $crate::element::DType::Bool => { type $T = bool; $body }
-            $crate::element::DType::U8 => { type $T = u8; $body }
-            $crate::element::DType::I8 => { type $T = i8; $body }
-            $crate::element::DType::U16 => { type $T = u16; $body }
-            $crate::element::DType::I16 => { type $T = i16; $body }
-            $crate::element::DType::U32 => { type $T = u32; $body }
-            $crate::element::DType::I32 => { type $T = i32; $body }
-            $crate::element::DType::U64 => { type $T = u64; $body }
-            $crate::element::DType::I64 => { type $T = i64; $body }
-            $crate::element::DType::F32 => { type $T = f32; $body }
-            $crate::element::DType::F64 => { type $T = f64; $body }
+            $crate::element::DType::Bool => {
+                type $T = bool;
+                $body
+            }
+            $crate::element::DType::U8 => {
+                type $T = u8;
+                $body
+            }
+            $crate::element::DType::I8 => {
+                type $T = i8;
+                $body
+            }
+            $crate::element::DType::U16 => {
+                type $T = u16;
+                $body
+            }
+            $crate::element::DType::I16 => {
+                type $T = i16;
+                $body
+            }
+            $crate::element::DType::U32 => {
+                type $T = u32;
+                $body
+            }
+            $crate::element::DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            $crate::element::DType::U64 => {
+                type $T = u64;
+                $body
+            }
+            $crate::element::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            $crate::element::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::element::DType::F64 => {
+                type $T = f64;
+                $body
+            }
             #[cfg(feature = "half")]
-            $crate::element::DType::F16 => { type $T = half::f16; $body }
+            $crate::element::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
             #[cfg(feature = "half")]
-            $crate::element::DType::BF16 => { type $T = half::bf16; $body }
+            $crate::element::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
             #[cfg(not(feature = "half"))]
             $crate::element::DType::F16 | $crate::element::DType::BF16 => $absent,
         }

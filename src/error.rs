@@ -135,7 +135,9 @@ pub enum Closed {
     #[error("the feed ended: every writer and intake handle is gone")]
     Ended,
     /// A writer of a lockstep feed was dropped, so no further batch can be complete.
-    #[error("the feed ended: the writer of lanes {first}..{end} was dropped, and in lockstep every batch needs every lane")]
+    #[error(
+        "the feed ended: the writer of lanes {first}..{end} was dropped, and in lockstep every batch needs every lane"
+    )]
     LaneGone {
         /// Its first lane.
         first: usize,

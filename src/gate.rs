@@ -196,7 +196,10 @@ mod tests {
             let gate = gate.clone();
             move || {
                 let mut spin = Spin::default();
-                (gate.take(Patience::timeout(Duration::from_secs(60)), &mut spin), gate.take(Patience::Forever, &mut spin))
+                (
+                    gate.take(Patience::timeout(Duration::from_secs(60)), &mut spin),
+                    gate.take(Patience::Forever, &mut spin),
+                )
             }
         });
         std::thread::sleep(Duration::from_millis(20));

@@ -91,7 +91,13 @@ impl Layout {
             Kind::Unroll { steps } => steps.checked_add(1).ok_or_else(|| overflow("an unroll"))?,
         };
         let leaves = sample.step.leaves.iter().map(|leaf| {
-            (leaf.name.clone(), leaf.dtype, leaf.shape.clone(), leaf.bytes(), if leaf.observation { observations } else { steps })
+            (
+                leaf.name.clone(),
+                leaf.dtype,
+                leaf.shape.clone(),
+                leaf.bytes(),
+                if leaf.observation { observations } else { steps },
+            )
         });
         let derived = sample.derived.iter().map(|d| {
             let steps = if d.of_observations() { observations } else { steps };
@@ -179,7 +185,11 @@ impl Place {
     }
 
     /// The places of the leaves in a lane buffer of `lanes` lanes and `depth` steps (row = lane), and its bytes.
-    pub(crate) fn in_lane_buffer(layout: &Layout, lanes: usize, depth: usize) -> Result<(Vec<Place>, usize), SchemaError> {
+    pub(crate) fn in_lane_buffer(
+        layout: &Layout,
+        lanes: usize,
+        depth: usize,
+    ) -> Result<(Vec<Place>, usize), SchemaError> {
         let (mut places, mut end) = (Vec::new(), 0usize);
         for leaf in &layout.leaves {
             let bytes = leaf.bytes();

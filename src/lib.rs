@@ -1,30 +1,30 @@
 //! Feed a reinforcement-learning learner from a CUDA page-locked ring that environment threads write in place.
 
 // The order of these lines is the order of dependence: a module uses only modules above it.
-mod element;
-mod schema;
-mod sample;
-mod layout;
-mod error;
-mod sync;
-mod weights;
-mod episodes;
-mod metrics;
-mod gate;
-#[allow(unsafe_code)]
-mod slots;
-#[allow(unsafe_code)]
-mod cuda;
-#[allow(unsafe_code)]
-mod memory;
-mod intake;
-#[allow(unsafe_code)]
-mod writer;
+mod actors;
 #[allow(unsafe_code)]
 mod batch;
-mod learner;
-mod actors;
+#[allow(unsafe_code)]
+mod cuda;
+mod element;
+mod episodes;
+mod error;
 mod feed;
+mod gate;
+mod intake;
+mod layout;
+mod learner;
+#[allow(unsafe_code)]
+mod memory;
+mod metrics;
+mod sample;
+mod schema;
+#[allow(unsafe_code)]
+mod slots;
+mod sync;
+mod weights;
+#[allow(unsafe_code)]
+mod writer;
 
 pub use batch::{Batch, BatchView, ColumnBytes, SharedBatch};
 pub use cuda::types::{Candidate, CudaError, CudaFindError, CudaSearch, Outcome, Rung};

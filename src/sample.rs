@@ -132,7 +132,10 @@ impl Sample {
     /// Puts time first: `[T, B, …]` instead of `[B, T, …]`. Only for unrolls.
     pub fn time_major(&mut self) -> &mut Sample {
         if self.kind == Kind::Step {
-            self.step.keep(SchemaError::NotInThisSample { column: "time_major", needs: "an unroll: a single step has no time" });
+            self.step.keep(SchemaError::NotInThisSample {
+                column: "time_major",
+                needs: "an unroll: a single step has no time",
+            });
         }
         self.time_major = true;
         self
@@ -143,7 +146,10 @@ impl Sample {
     /// real, and the observation behind the last real one is the final observation if the writer gave it.
     pub fn within_episode(&mut self, within: bool) -> &mut Sample {
         if self.kind == Kind::Step && within {
-            self.step.keep(SchemaError::NotInThisSample { column: "within_episode", needs: "an unroll: a single step has no end" });
+            self.step.keep(SchemaError::NotInThisSample {
+                column: "within_episode",
+                needs: "an unroll: a single step has no end",
+            });
         }
         self.within_episode = within;
         self

@@ -101,7 +101,9 @@ pub enum SchemaError {
         shape: Vec<usize>,
     },
     /// More bytes than an address can name.
-    #[error("{what} does not fit in memory: its size in bytes overflows; make the shape, the unroll or the batch smaller")]
+    #[error(
+        "{what} does not fit in memory: its size in bytes overflows; make the shape, the unroll or the batch smaller"
+    )]
     Overflow {
         /// The leaf, column or slot.
         what: String,
@@ -184,12 +186,7 @@ impl Step {
     /// A step without leaves.
     pub fn new() -> Step {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Step {
-            schema: NEXT.fetch_add(1, Ordering::Relaxed),
-            leaves: Vec::new(),
-            reward: None,
-            fault: None,
-        }
+        Step { schema: NEXT.fetch_add(1, Ordering::Relaxed), leaves: Vec::new(), reward: None, fault: None }
     }
 
     /// Declares an observation: known before the action, and once more after the last one, so an unroll of T steps
@@ -261,7 +258,8 @@ impl Step {
             if leaf.name == name {
                 return Err(SchemaError::Duplicate { name: name.to_owned() });
             }
-            let (short, long) = if leaf.name.len() < name.len() { (&leaf.name[..], name) } else { (name, &leaf.name[..]) };
+            let (short, long) =
+                if leaf.name.len() < name.len() { (&leaf.name[..], name) } else { (name, &leaf.name[..]) };
             if long.strip_prefix(short).is_some_and(|rest| rest.starts_with('.')) {
                 return Err(SchemaError::Nested { parent: short.to_owned(), name: long.to_owned() });
             }
@@ -328,7 +326,9 @@ mod tests {
             s.leaf::<f64>("reward", &[]);
         });
         assert_eq!(twice, SchemaError::Duplicate { name: "reward".into() });
-        assert!(matches!(fault(|s| drop(s.leaf::<u8>("a", &[3, 0]))), SchemaError::ZeroSize { name, .. } if name == "a"));
+        assert!(
+            matches!(fault(|s| drop(s.leaf::<u8>("a", &[3, 0]))), SchemaError::ZeroSize { name, .. } if name == "a")
+        );
         assert!(matches!(fault(|s| drop(s.leaf::<u64>("a", &[usize::MAX / 4]))), SchemaError::Overflow { .. }));
         assert!(matches!(fault(|s| drop(s.leaf::<u8>("a", &[usize::MAX, usize::MAX]))), SchemaError::Overflow { .. }));
         for bad in ["", ".", "a.", ".a", "a..b"] {

@@ -59,7 +59,9 @@ impl<W: Send + Sync + 'static> Weights<W> {
             waiting: Mutex::new(()),
             changed: Condvar::new(),
         });
-        Weights { shared: Arc::new(Shared { kept: Mutex::new(VecDeque::from([(version, Arc::new(weights))])), versions }) }
+        Weights {
+            shared: Arc::new(Shared { kept: Mutex::new(VecDeque::from([(version, Arc::new(weights))])), versions }),
+        }
     }
 
     /// Makes `weights` the newest and returns its version, one more than the last. Never waits for readers.

@@ -264,9 +264,9 @@ impl FeedBuilder {
         let plan = RingPlan { slot_bytes: layout.slot_bytes, slots: self.buffers };
         let seed = match self.seed {
             Some(seed) => seed,
-            None => rand::rngs::SysRng
-                .try_next_u64()
-                .map_err(|error| config(format!("the operating system gave no seed ({error}): give one with `.seed`")))?,
+            None => rand::rngs::SysRng.try_next_u64().map_err(|error| {
+                config(format!("the operating system gave no seed ({error}): give one with `.seed`"))
+            })?,
         };
         let lag = self.lag.map(|(versions, lag)| {
             if self.lockstep.is_some() {
@@ -313,7 +313,8 @@ impl FeedBuilder {
     fn layout(&self) -> Result<Layout> {
         self.sample.check()?;
         if self.batch == 0 || self.buffers == 0 {
-            let (what, verb) = if self.batch == 0 { ("a batch of 0 rows", "batch") } else { ("a ring of 0 buffers", "buffers") };
+            let (what, verb) =
+                if self.batch == 0 { ("a batch of 0 rows", "batch") } else { ("a ring of 0 buffers", "buffers") };
             return Err(config(format!("{what} holds nothing: give `.{verb}` at least 1")));
         }
         for (count, verb) in [(self.batch, "batch"), (self.buffers, "buffers")] {
@@ -426,9 +427,10 @@ impl StartHandle {
             }
             Err(_) => {
                 let _ = parts.supervisor.thread.join(); // after this its report is in `common`
-                Err(parts.common.error().unwrap_or_else(|| {
-                    Error::new(ErrorKind::Fault, "the supervisor ended without an answer")
-                }))
+                Err(parts
+                    .common
+                    .error()
+                    .unwrap_or_else(|| Error::new(ErrorKind::Fault, "the supervisor ended without an answer")))
             }
         }
     }

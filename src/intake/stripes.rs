@@ -308,7 +308,8 @@ impl IntakeGate {
             drop(stripe);
             // Its own writer was quicker: look again. Rooms only shrink here, since dropped claims need the lock of
             // the gate, which the caller holds, to show up elsewhere.
-            best = (0..open.stripes).map(|index| (self::room_of(&stripes[index as usize]), index)).max().unwrap_or(best);
+            best =
+                (0..open.stripes).map(|index| (self::room_of(&stripes[index as usize]), index)).max().unwrap_or(best);
             if best.0 < least {
                 return Err(best.0 > 0);
             }
@@ -338,15 +339,13 @@ impl IntakeGate {
         let count = writers.clamp(1, units.min(MAX_STRIPES));
         let mut start = 0;
         for index in 0..count {
-            let end = if index + 1 == count { rows } else { start + (units / count + usize::from(index < units % count)) * unit };
-            *lock(&self.cells[slot as usize].stripes[index]) = Stripe {
-                opening,
-                start: start as u32,
-                next: start as u32,
-                end: end as u32,
-                committed: 0,
-                claims: 0,
+            let end = if index + 1 == count {
+                rows
+            } else {
+                start + (units / count + usize::from(index < units % count)) * unit
             };
+            *lock(&self.cells[slot as usize].stripes[index]) =
+                Stripe { opening, start: start as u32, next: start as u32, end: end as u32, committed: 0, claims: 0 };
             start = end;
         }
         Some(Open { slot, opening, stripes: count as u32, left: count as u32, opened: Instant::now() })

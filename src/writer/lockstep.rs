@@ -3,7 +3,7 @@
 //! The step that ends one unroll and begins the next is written in the lane buffer and copied to both: its observation
 //! to the old slot, which is then complete, and all of it to the new one.
 
-use super::{CommitError, OpenStep, PolicyError, StepError, Target, Writer, Way};
+use super::{CommitError, OpenStep, PolicyError, StepError, Target, Way, Writer};
 use crate::intake::{LockstepCursor, NoRoom};
 use crate::slots::{RowRecord, copy_lanes};
 use crate::sync::Patience;

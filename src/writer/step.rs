@@ -492,7 +492,8 @@ impl Writer {
     /// Where leaf `index` of the open step lies: lane 0's address, and the bytes from lane to lane.
     #[inline]
     pub(super) fn place(&self, index: usize) -> (*mut u8, usize) {
-        let open = self.open.expect("a StepMut exists only while a step is open: `begin` opens it, its end consumes both");
+        let open =
+            self.open.expect("a StepMut exists only while a step is open: `begin` opens it, its end consumes both");
         match open.target.slot() {
             Some(slot) => {
                 let place = &self.in_slot[index];
