@@ -326,7 +326,7 @@ fn reuse(name: &RuntimeName, image: &Image) -> Result<Library, Outcome> {
     let path = image.path.display();
     Err(Outcome::NotLoaded(match image.replaced {
         true => format!("loaded runtime was replaced on disk: {path}; restart the process to use the new one"),
-        false => format!("{path} is mapped, and the loader has no library of that name open"),
+        false => "it is mapped, and the loader has no such library open".into(),
     }))
 }
 

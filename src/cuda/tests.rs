@@ -1,7 +1,7 @@
 //! The handle's checked calls, against the fake runtime and against a table of Rust functions.
 
 use super::common::fake::{self, Fake};
-use super::common::{Watchdog, scratch};
+use super::common::{SEARCH_VARIABLES, Watchdog, alone, is_child, scratch};
 use super::table::PinTable;
 use super::types::{CudaFindError, CudaSearch, Rung};
 use super::{Cuda, Loaded, driver};
@@ -226,4 +226,57 @@ fn the_driver_alone_registers_and_leaves_no_context_behind() {
     assert!(fake.live_registrations().is_empty());
     assert_eq!(fake.contexts(), 0);
     assert!(fake.functions().iter().all(|function| function.starts_with("cu") && !function.starts_with("cuda")));
+}
+
+/// On real hardware: the same answers as the fake gives, through a runtime and through the driver alone.
+#[test]
+fn on_a_gpu_memory_is_locked_through_the_runtime_and_through_the_driver() {
+    const TEST: &str = "cuda::tests::on_a_gpu_memory_is_locked_through_the_runtime_and_through_the_driver";
+    if !std::path::Path::new("/dev/nvidiactl").exists() {
+        println!("skipped: this host has no GPU's driver");
+        return;
+    }
+    if !is_child(TEST) {
+        // Alone, since the other tests' fakes would be found among the loaded runtimes; with the host's environment.
+        let output = alone(TEST, |child| {
+            for name in SEARCH_VARIABLES {
+                if let Some(value) = std::env::var_os(name) {
+                    child.env(name, value);
+                }
+            }
+        });
+        println!("{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    let runtime = Cuda::find(&CudaSearch::new()).unwrap();
+    println!("{}", runtime.report());
+    // SAFETY: the driver of this host, which the runtime has loaded.
+    let library = unsafe { libloading::os::unix::Library::new("libcuda.so.1") }.unwrap();
+    let (table, _) = driver::table(&library).unwrap();
+    // SAFETY: it takes null.
+    assert_eq!(unsafe { (table.cudaFree)(std::ptr::null_mut()) }, 0);
+    let (runtime_version, driver_version) = table.versions();
+    let (path, candidates) = ("libcuda.so.1".into(), Vec::new());
+    let loaded = Loaded { table, library: path, rung: Rung::Driver, runtime_version, driver_version, candidates };
+    let driver = Cuda::new(loaded);
+    assert_eq!(driver.driver_version(), runtime.driver_version());
+
+    let mut memory = vec![1_u8; 1 << 20];
+    let start = NonNull::new(memory.as_mut_ptr()).unwrap();
+    let middle = NonNull::from(&mut memory[4096]);
+    let code = |result: Result<(), super::CudaError>| result.map_err(|error| error.code());
+    for (cuda, other) in [(&runtime, &driver), (&driver, &runtime)] {
+        cuda.register(start, memory.len()).unwrap();
+        for sees in [cuda, other] {
+            assert_eq!(sees.host_flags(middle).unwrap() & 3, 3, "the registration is the process's");
+            assert_ne!(sees.device_pointer(middle).unwrap(), 0);
+            assert_eq!(code(sees.register(start, memory.len())), Err(712));
+            assert_eq!(code(sees.register(middle, 4096)), Err(712));
+            assert_eq!(code(sees.unregister(middle)), Err(1));
+            assert_eq!(sees.last_error(), 0);
+        }
+        cuda.unregister(start).unwrap();
+        assert_eq!(code(cuda.unregister(start)), Err(713));
+        assert_eq!(runtime.last_error(), 0);
+    }
 }

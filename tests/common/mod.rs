@@ -60,6 +60,10 @@ impl Watchdog {
     }
 }
 
+/// The variables that the search for CUDA reads, itself or through the loader.
+pub const SEARCH_VARIABLES: [&str; 6] =
+    ["VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH"];
+
 /// Set in the child that [`alone`] starts.
 const CHILD: &str = "PINRING_TEST_CHILD";
 
@@ -87,7 +91,7 @@ pub fn alone(test: &str, prepare: impl FnOnce(&mut Command)) -> Output {
 pub fn alone_output(test: &str, prepare: impl FnOnce(&mut Command)) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("this test's own path"));
     command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, test).stdin(Stdio::null());
-    for name in ["VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH"] {
+    for name in SEARCH_VARIABLES {
         command.env_remove(name);
     }
     prepare(&mut command);
