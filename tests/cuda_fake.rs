@@ -1,5 +1,5 @@
 //! The fake CUDA runtime keeps the rules that the other tests rely on.
-#![cfg(unix)]
+#![cfg(target_os = "linux")]
 #![allow(unsafe_code)]
 
 mod common;

@@ -15,6 +15,9 @@ use super::{Cuda, Loaded};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::path::{Path, PathBuf};
 
+/// The rungs, in order.
+const RUNGS: [Rung; 6] =
+    [Rung::ExplicitPath, Rung::AlreadyLoaded, Rung::InstalledWheels, Rung::Toolkit, Rung::Soname, Rung::Driver];
 /// The names that the loader is asked for, in this order.
 const SONAMES: [&str; 3] = ["libcudart.so.13", "libcudart.so.12", "libcudart.so"];
 /// The driver's.
@@ -23,7 +26,7 @@ const DRIVER: &str = "libcuda.so.1";
 /// Climbs the ladder.
 pub(super) fn climb(search: &CudaSearch) -> Result<Cuda, CudaFindError> {
     let mut climb = Climb::default();
-    let step = climb.all_rungs(search, &|name| std::env::var_os(name));
+    let step = climb.all_rungs(search);
     climb.end(step)
 }
 
@@ -55,28 +58,30 @@ struct Climb {
 }
 
 impl Climb {
-    fn all_rungs(&mut self, search: &CudaSearch, env: Environment<'_>) -> Step {
-        let mut step = self.explicit(search.library.as_deref());
-        if search.only && search.library.is_some() {
-            return step;
-        }
-        if let (Step::Next, Some(path)) = (&step, &search.library) {
-            tracing::warn!(path = %path.display(), "the CUDA library that was named cannot be used; searching on");
-        }
-        let rungs: [&dyn Fn(&mut Climb) -> Step; 5] = [
-            &|climb| climb.already_loaded(),
-            &|climb| climb.files(Rung::InstalledWheels, places::wheels(&search.roots, env)),
-            &|climb| climb.files(Rung::Toolkit, places::toolkits(env)),
-            &|climb| climb.sonames(),
-            &|climb| climb.driver(),
-        ];
-        for rung in rungs {
-            if !matches!(step, Step::Next) {
-                break;
+    fn all_rungs(&mut self, search: &CudaSearch) -> Step {
+        let last = if search.only { Rung::ExplicitPath } else { Rung::Driver };
+        for rung in RUNGS.into_iter().filter(|rung| *rung <= last) {
+            match self.rung(rung, search) {
+                Step::Next => {}
+                done => return done,
             }
-            step = rung(self);
+            if let (Rung::ExplicitPath, Some(path)) = (rung, &search.library) {
+                tracing::warn!(path = %path.display(), "the CUDA library that was named cannot be used");
+            }
         }
-        step
+        Step::Next
+    }
+
+    fn rung(&mut self, rung: Rung, search: &CudaSearch) -> Step {
+        let env: Environment<'_> = &|name| std::env::var_os(name);
+        match rung {
+            Rung::ExplicitPath => self.explicit(search.library.as_deref()),
+            Rung::AlreadyLoaded => self.already_loaded(),
+            Rung::InstalledWheels => self.files(rung, places::wheels(&search.roots, env)),
+            Rung::Toolkit => self.files(rung, places::toolkits(env)),
+            Rung::Soname => self.sonames(),
+            Rung::Driver => self.driver(),
+        }
     }
 
     fn end(self, step: Step) -> Result<Cuda, CudaFindError> {

@@ -21,10 +21,10 @@ mod places;
 pub(crate) mod table;
 pub(crate) mod types;
 
-#[cfg(all(test, unix))]
+#[cfg(all(test, target_os = "linux"))]
 #[path = "../../tests/common/mod.rs"]
 mod common;
-#[cfg(all(test, unix))]
+#[cfg(all(test, target_os = "linux"))]
 mod tests;
 
 use std::ffi::c_void;
@@ -74,7 +74,7 @@ impl Cuda {
         #[cfg(unix)]
         let cuda = ladder::climb(search)?;
         #[cfg(not(unix))]
-        let cuda = Err(CudaFindError::Unsupported)?;
+        let cuda: Cuda = Err(CudaFindError::Unsupported)?;
         let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have finished the same search meanwhile: then its handle is the one.
         Ok(kept(&found).unwrap_or_else(|| {

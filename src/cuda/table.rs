@@ -10,6 +10,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 #[derive(Clone, Copy, Debug)]
 #[allow(non_snake_case)]
 pub(crate) struct PinTable {
+    #[cfg_attr(not(unix), allow(dead_code))]
     pub(crate) cudaFree: unsafe extern "C" fn(*mut c_void) -> c_int,
     pub(crate) cudaHostRegister: unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int,
     pub(crate) cudaHostUnregister: unsafe extern "C" fn(*mut c_void) -> c_int,
@@ -24,6 +25,7 @@ pub(crate) struct PinTable {
 }
 
 /// A function that a library lacks, and what the loader said.
+#[cfg(unix)]
 #[derive(Debug)]
 pub(crate) struct MissingSymbol {
     pub(crate) symbol: &'static str,
@@ -54,7 +56,8 @@ pub(super) fn symbol<F: Copy>(
     }
 }
 
-/// An error with its whole chain of sources: libloading keeps the loader's words in the source.
+/// The innermost source of an error: there libloading keeps the loader's words.
+#[cfg(unix)]
 pub(super) fn full_text(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(source) => full_text(source),

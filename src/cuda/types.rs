@@ -158,6 +158,14 @@ impl fmt::Display for Rung {
 }
 
 /// What became of a [`Candidate`].
+///
+/// ```
+/// # use pinring::{CudaSearch, Outcome, probe_cuda};
+/// # if cfg!(unix) {
+/// let error = probe_cuda(&CudaSearch::new().library_only("/no/such/libcudart.so.13")).unwrap_err();
+/// assert!(matches!(error.candidates()[0].outcome(), Outcome::NotLoaded(reason) if reason.contains("/no/such")));
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -214,6 +222,8 @@ pub struct Candidate {
     outcome: Outcome,
 }
 
+// Only a search makes them.
+#[cfg_attr(not(unix), allow(dead_code))]
 impl Candidate {
     pub(crate) fn new(path: impl Into<PathBuf>, rung: Rung, outcome: Outcome) -> Candidate {
         Candidate { path: Some(path.into()), rung, note: None, outcome }
