@@ -46,6 +46,8 @@ pub(crate) struct ColumnLayout {
 /// The derived columns that the sample asked for, by their index among the columns.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DerivedColumns {
+    /// Whether there is any.
+    pub any: bool,
     pub terminated: Option<usize>,
     pub truncated: Option<usize>,
     pub is_first: Option<usize>,
@@ -126,6 +128,7 @@ impl Layout {
             leaves: sample.step.leaves.clone(),
             reward: sample.step.reward,
             derived: DerivedColumns {
+                any: !sample.derived.is_empty(),
                 terminated: at(Derived::Terminated),
                 truncated: at(Derived::Truncated),
                 is_first: at(Derived::IsFirst),

@@ -181,7 +181,9 @@ pub(crate) enum Stage {
 
 impl Counters {
     pub(crate) fn new() -> Counters {
-        let histogram = || Histogram::new(2).expect("2 significant digits are within hdrhistogram's range of 0 to 5");
+        // An hour in nanoseconds, or 3.6e12 versions; more is counted as that.
+        let histogram =
+            || Histogram::new_with_bounds(1, 3_600_000_000_000, 2).expect("bounds that hdrhistogram allows");
         Counters {
             writers: Mutex::default(),
             rows: AtomicU64::new(0),
