@@ -16,7 +16,7 @@ use crate::schema::Columns;
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{AllocationProperty, Bytes, DType, Device, Int, Tensor, TensorData};
-use pinring::{Batch, Column, SharedBatch};
+use pinring::{Batch, Column, Element, SharedBatch};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -116,12 +116,10 @@ impl Appo {
     }
 
     /// Learns from one batch.
-    pub fn update(&mut self, batch: &Batch) -> Losses {
-        let shared = batch.share();
-        let observations: Tensor<3> =
-            import(&shared, self.columns.observation, DType::F32, self.property, &self.device);
-        let actions: Tensor<2, Int> = import(&shared, self.columns.action, DType::I64, self.property, &self.device);
-        let acting: Tensor<2> = import(&shared, self.columns.log_prob, DType::F32, self.property, &self.device);
+    pub fn update(&mut self, batch: &SharedBatch) -> Losses {
+        let observations: Tensor<3> = import(batch, self.columns.observation, DType::F32, self.property, &self.device);
+        let actions: Tensor<2, Int> = import(batch, self.columns.action, DType::I64, self.property, &self.device);
+        let acting: Tensor<2> = import(batch, self.columns.log_prob, DType::F32, self.property, &self.device);
         let [rows, steps] = acting.dims();
         let count = rows * steps;
 
@@ -211,7 +209,7 @@ impl Appo {
 }
 
 /// A column as a tensor over the slot's own bytes: no copy, and the slot comes home when the last tensor is gone.
-fn import<T: pinring::Element, const D: usize, K>(
+fn import<T: Element, const D: usize, K>(
     shared: &SharedBatch,
     column: Column<T>,
     dtype: DType,
@@ -261,7 +259,7 @@ mod tests {
     #[test]
     fn learns_which_action_is_rewarded() {
         let (sample, leaves, columns) = declare(4);
-        let (_feed, mut writer, mut learner) = feed(sample);
+        let (_feed, mut writer, learner) = feed(sample);
         let hyper =
             Hyper { hidden: 8, reward_scale: 1.0, learning_rate: 1e-2, entropy_weight: 0.0, ..Hyper::default() };
         let policy = Policy::new(hyper.hidden, 1);
@@ -271,7 +269,7 @@ mod tests {
         play(&mut writer, &weights, &leaves, &mut rng, 1); // an unroll is handed in with the observation behind it
         for _ in 0..30 {
             play(&mut writer, &weights, &leaves, &mut rng, 4);
-            let losses = appo.update(&learner.next_batch().unwrap());
+            let losses = appo.update(&learner.next_batch().unwrap().share());
             assert!(losses.policy.is_finite() && losses.value.is_finite());
             assert!((0.0..=2f32.ln() + 1e-5).contains(&losses.entropy), "{losses:?}");
             weights.publish(appo.policy());
@@ -283,14 +281,14 @@ mod tests {
     #[test]
     fn burn_reads_the_slot_itself_and_the_slot_comes_home_with_the_last_tensor() {
         let (sample, leaves, columns) = declare(4);
-        let (feed, mut writer, mut learner) = feed(sample);
+        let (feed, mut writer, learner) = feed(sample);
         let weights = Weights::new(Policy::new(8, 1));
         play(&mut writer, &weights, &leaves, &mut StdRng::seed_from_u64(1), 5);
-        let batch = learner.next_batch().unwrap();
+        let batch = learner.next_batch().unwrap().share();
         let place = batch.slice(columns.observation).as_ptr();
         let device = Device::flex().autodiff();
         let observation = columns.observation;
-        let tensor: Tensor<3> = import(&batch.share(), observation, DType::F32, AllocationProperty::Other, &device);
+        let tensor: Tensor<3> = import(&batch, observation, DType::F32, AllocationProperty::Other, &device);
         drop(batch);
         assert_eq!(tensor.dims(), [8, 5, OBSERVATION]);
         assert_eq!(feed.metrics().batches_held, 1, "the tensor reads the slot");

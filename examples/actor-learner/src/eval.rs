@@ -6,7 +6,7 @@
 use crate::env::Carts;
 use crate::net::{Policy, Scratch};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 
 /// Episodes of one evaluation.
@@ -35,6 +35,11 @@ struct Request {
     version: u64,
     policy: Arc<Policy>,
 }
+
+/// The evaluation thread panicked; its message is on stderr.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the evaluation thread panicked")]
+pub struct Gone;
 
 /// The actor's handle. Dropping it ends the thread.
 #[derive(Debug)]
@@ -65,8 +70,10 @@ impl Evaluator {
 
     /// Asks for an evaluation.
     pub fn request(&mut self, steps: u64, version: u64, policy: Arc<Policy>) {
-        let sent = self.requests.as_ref().map(|requests| requests.send(Request { steps, version, policy }));
-        self.pending = matches!(sent, Some(Ok(())));
+        if let Some(requests) = &self.requests {
+            let _ = requests.send(Request { steps, version, policy }); // if the thread is gone, `reply` says so
+        }
+        self.pending = true;
     }
 
     /// Whether one is under way.
@@ -75,13 +82,21 @@ impl Evaluator {
     }
 
     /// The evaluation that was asked for, if there is one and, unless `wait` is set, if it is finished.
-    pub fn reply(&mut self, wait: bool) -> Option<Evaluation> {
+    ///
+    /// # Errors
+    /// [`Gone`] if the thread panicked.
+    pub fn reply(&mut self, wait: bool) -> Result<Option<Evaluation>, Gone> {
         if !self.pending {
-            return None;
+            return Ok(None);
         }
-        let reply = if wait { self.replies.recv().ok() } else { self.replies.try_recv().ok() };
-        self.pending &= reply.is_none();
-        reply
+        let reply = match self.replies.try_recv() {
+            Err(TryRecvError::Empty) if !wait => return Ok(None),
+            Err(TryRecvError::Empty) => self.replies.recv().map_err(|_| Gone)?,
+            Err(TryRecvError::Disconnected) => return Err(Gone),
+            Ok(reply) => reply,
+        };
+        self.pending = false;
+        Ok(Some(reply))
     }
 }
 
@@ -89,7 +104,7 @@ impl Drop for Evaluator {
     fn drop(&mut self) {
         self.requests = None;
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // a panic there has been printed, and left its request without a reply
+            let _ = thread.join(); // a panic there has been printed, and told by `reply`
         }
     }
 }
@@ -132,12 +147,22 @@ mod tests {
     #[test]
     fn the_actor_replies_once_per_request_and_ends_when_dropped() {
         let mut evaluator = Evaluator::start(9).unwrap();
-        assert_eq!(evaluator.reply(true), None, "nothing was asked");
+        assert_eq!(evaluator.reply(true), Ok(None), "nothing was asked");
         evaluator.request(64, 3, Arc::new(controller()));
         assert!(evaluator.pending());
-        let evaluation = evaluator.reply(true).unwrap();
+        let evaluation = evaluator.reply(true).unwrap().unwrap();
         assert_eq!((evaluation.steps, evaluation.version, evaluation.mean()), (64, 3, 500.0));
         assert!(!evaluator.pending());
-        assert_eq!(evaluator.reply(true), None);
+        assert_eq!(evaluator.reply(true), Ok(None));
+    }
+
+    #[test]
+    fn a_panic_of_the_actor_is_told_instead_of_waited_for() {
+        let mut evaluator = Evaluator::start(9).unwrap();
+        let mut broken = controller();
+        broken.actor.layers.clear(); // the observation's four numbers pass for logits
+        broken.actor.layers.push(Dense { weight: Vec::new(), bias: Vec::new() });
+        evaluator.request(64, 3, Arc::new(broken));
+        assert_eq!(evaluator.reply(true), Err(Gone));
     }
 }

@@ -83,12 +83,13 @@ where
 {
     use lexopt::prelude::*;
     let mut options = Options::default();
+    let mut threads_given = None;
     let mut parser = lexopt::Parser::from_args(arguments);
     while let Some(argument) = parser.next()? {
         match argument {
             Long("seed") => options.seed = parser.value()?.parse()?,
             Long("envs") => options.envs = parser.value()?.parse()?,
-            Long("threads") => options.threads = parser.value()?.parse()?,
+            Long("threads") => threads_given = Some(parser.value()?.parse()?),
             Long("steps") => options.steps = parser.value()?.parse()?,
             Long("lockstep") => options.lockstep = true,
             Long("pin") => options.pin = true,
@@ -98,6 +99,7 @@ where
             other => return Err(other.unexpected()),
         }
     }
+    options.threads = threads_given.unwrap_or(options.threads.min(options.envs));
     let Options { envs, threads, steps, .. } = options;
     if threads == 0 || envs < threads {
         return Err(format!(
@@ -134,6 +136,15 @@ mod tests {
         for option in line.split(' ').filter(|word| word.starts_with("--")) {
             assert!(HELP.contains(option), "{option} is not in the help");
         }
+    }
+
+    #[test]
+    fn one_environment_needs_no_word_about_threads() {
+        assert_eq!(
+            parse(["--envs", "1"]).unwrap(),
+            Command::Train(Options { envs: 1, threads: 1, ..Options::default() })
+        );
+        assert!(parse(["--envs", "0"]).is_err());
     }
 
     #[test]

@@ -176,13 +176,13 @@ impl Totals {
 pub struct Progress(ProgressBar);
 
 impl Progress {
-    /// A bar on stderr up to `steps`, if `show` is set and stderr is a terminal.
-    pub fn new(show: bool, steps: u64) -> Progress {
+    /// A bar on stderr that grows with the return up to `goal`, if `show` is set and stderr is a terminal.
+    pub fn new(show: bool, goal: f64) -> Progress {
         if !show {
             return Progress(ProgressBar::hidden());
         }
-        let style = ProgressStyle::with_template("{bar:24} {human_pos} of {human_len} steps  {msg}");
-        Progress(ProgressBar::new(steps).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
+        let style = ProgressStyle::with_template("{bar:20} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+        Progress(ProgressBar::new(goal as u64).with_style(style))
     }
 
     /// Moves the bar.
@@ -191,13 +191,14 @@ impl Progress {
             return;
         }
         let shares = totals.shares();
+        let [training, learner, writers] =
+            [shares.training, shares.learner_blocked, shares.writer_blocked()].map(|share| share * 100.0);
         let rate = totals.steps as f64 / totals.elapsed.as_secs_f64().max(1e-9) / 1e3;
-        self.0.set_position(totals.steps);
+        self.0.set_position(mean as u64);
         self.0.set_message(format!(
-            "return {mean:5.1}  {rate:.0} k steps/s  learner {:.0} % training, {:.0} % waiting  environments {:.0} % waiting",
-            shares.training * 100.0,
-            shares.learner_blocked * 100.0,
-            shares.writer_blocked() * 100.0
+            "return {mean:.0}, {:.0} k steps, {rate:.1} k/s; learner trains {training:.0} %, waits {learner:.0} %; envs wait \
+             {writers:.0} %",
+            totals.steps as f64 / 1e3
         ));
     }
 

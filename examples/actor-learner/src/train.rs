@@ -7,12 +7,12 @@ use crate::actor::act;
 use crate::appo::{Appo, Hyper};
 use crate::curve::{Curve, Ledger};
 use crate::env::SOLVED_RETURN;
-use crate::eval::Evaluator;
+use crate::eval::{Evaluator, Gone};
 use crate::net::Policy;
 use crate::options::Options;
 use crate::report::{Progress, Totals};
 use crate::schema::declare;
-use pinring::{Feed, Pinning, Weights};
+use pinring::{ErrorKind, Feed, Pinning, Weights};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,10 @@ pub enum TrainError {
         /// Why.
         source: std::io::Error,
     },
-    /// A thread of ours panicked; its message is on stderr.
+    /// The evaluation actor panicked.
+    #[error(transparent)]
+    Evaluation(#[from] Gone),
+    /// An environment thread panicked; its message is on stderr.
     #[error("the {0} thread panicked")]
     Panicked(String),
 }
@@ -92,8 +95,8 @@ pub fn train(options: &Options, hyper: &Hyper) -> Result<Run, TrainError> {
 
     let outcome = learn(options, hyper, &feed, &weights, &mut appo, &mut evaluator);
     let stopped = feed.stop(STOP_DEADLINE);
-    let faults = join(threads);
-    let run = outcome.map_err(|error| faults.into_iter().next().unwrap_or(error))?;
+    join(threads)?; // what broke an environment thread is the cause of whatever the learner saw
+    let run = outcome?;
     stopped?;
     Ok(run)
 }
@@ -107,10 +110,10 @@ fn learn(
     appo: &mut Appo,
     evaluator: &mut Evaluator,
 ) -> Result<Run, TrainError> {
-    let mut learner = feed.learner()?;
+    let learner = feed.learner()?;
     let episodes = feed.episodes();
     let mut ledger = Ledger::new(options.envs, hyper.unroll, options.lockstep);
-    let progress = Progress::new(options.progress, options.steps);
+    let progress = Progress::new(options.progress, SOLVED_RETURN);
     let (start, mut totals) = (Instant::now(), Totals { threads: options.threads, ..Totals::default() });
     let mut next_evaluation = 0;
     let mut solved = false;
@@ -120,6 +123,7 @@ fn learn(
         let (version, _) = weights.latest();
         count_lags(&mut totals.lags, version, batch.policy_versions());
         let rows = batch.rows() as u64;
+        let batch = batch.share();
         let losses = appo.update(&batch);
         drop(batch);
         let version = weights.publish(appo.policy());
@@ -133,7 +137,7 @@ fn learn(
             evaluator.request(totals.steps, version, weights.latest().1);
         }
         // In lockstep, and when there is nothing left to learn from, the reply decides; else learning goes on meanwhile.
-        if let Some(evaluation) = evaluator.reply(options.lockstep || totals.steps >= options.steps) {
+        if let Some(evaluation) = evaluator.reply(options.lockstep || totals.steps >= options.steps)? {
             solved = evaluation.mean() >= SOLVED_RETURN;
             next_evaluation = totals.batches + PATIENCE;
             ledger.evaluated(evaluation);
@@ -156,9 +160,9 @@ fn measure(totals: &mut Totals, feed: &Feed, start: Instant) {
     totals.dropped_rows = metrics.dropped_rows;
 }
 
-fn count_lags(lags: &mut Vec<u64>, version: u64, rows: &[i64]) {
-    for &acted in rows {
-        let lag = version.saturating_sub(acted as u64) as usize;
+fn count_lags(lags: &mut Vec<u64>, version: u64, acted: impl Iterator<Item = u64>) {
+    for acted in acted {
+        let lag = version.saturating_sub(acted) as usize;
         if lags.len() <= lag {
             lags.resize(lag + 1, 0);
         }
@@ -166,11 +170,18 @@ fn count_lags(lags: &mut Vec<u64>, version: u64, rows: &[i64]) {
     }
 }
 
-/// Waits for the environment threads; returns what went wrong in them other than the stop.
-fn join(threads: Threads) -> Vec<TrainError> {
-    let ends = threads.into_iter().map(|(name, thread)| match thread.join() {
-        Err(_) => Some(TrainError::Panicked(name)),
-        Ok(_) => None,
-    });
-    ends.flatten().collect()
+/// Waits for the environment threads. One that ended because the feed did is fine; any other end is the error, and the
+/// cause of the ends of the others.
+fn join(threads: Threads) -> Result<(), TrainError> {
+    let ends: Vec<_> = threads.into_iter().map(|(name, thread)| (name, thread.join())).collect();
+    for (name, end) in ends {
+        match end {
+            Err(_) => return Err(TrainError::Panicked(name)),
+            Ok(Err(error)) if !matches!(error.kind(), ErrorKind::Stopped | ErrorKind::Ended) => {
+                return Err(TrainError::Feed(error));
+            }
+            Ok(_) => {}
+        }
+    }
+    Ok(())
 }
