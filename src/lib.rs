@@ -1,1 +1,47 @@
 //! Feed a reinforcement-learning learner from a CUDA page-locked ring that environment threads write in place.
+
+// The order of these lines is the order of dependence: a module uses only modules above it.
+mod actors;
+#[allow(unsafe_code)]
+mod batch;
+#[allow(unsafe_code)]
+mod cuda;
+mod element;
+mod episodes;
+mod error;
+mod feed;
+mod gate;
+mod intake;
+mod layout;
+mod learner;
+#[allow(unsafe_code)]
+mod memory;
+mod metrics;
+mod sample;
+mod schema;
+#[allow(unsafe_code)]
+mod slots;
+mod sync;
+mod weights;
+#[allow(unsafe_code)]
+mod writer;
+
+pub use batch::{Batch, BatchView, ColumnBytes, SharedBatch};
+pub use cuda::types::{Candidate, CudaError, CudaFindError, CudaSearch, Outcome, Rung};
+pub use cuda::{CudaReport, probe_cuda};
+pub use element::{DType, Element};
+pub use episodes::{End, Episode, Episodes};
+pub use error::{Closed, Error, ErrorKind, Fault, Result};
+pub use feed::{Feed, FeedBuilder, Footprint, Intake, Pinning, StartHandle, StopReport};
+pub use intake::WhenFull;
+pub use layout::{COLUMN_ALIGN, ColumnInfo, SLOT_ALIGN};
+pub use learner::{Batches, Learner, NextBatch, NextError};
+pub use memory::{
+    BudgetRefusal, MapOutcome, MemoryLimit, MemoryLimitKind, PinOutcome, PinPhase, PinProgress, PinReport, PinTimes,
+    PinTrial, RegisterRefusal, RingError, SlotEnd,
+};
+pub use metrics::{Lag, Latency, Metrics};
+pub use sample::{Column, Sample};
+pub use schema::{Leaf, LeafInfo, SchemaError, Step};
+pub use weights::Weights;
+pub use writer::{CommitError, FinalMut, PolicyError, PutError, StepError, StepMut, Writer};

@@ -1,0 +1,83 @@
+//! The pinning actor: CUDA's start and the ring, all of it before any other actor exists.
+//!
+//! Owns a share of the ring for as long as the feed runs. At the stop it gives that up last, so that unregistering,
+//! which waits for every queued copy of the process, happens on this thread unless a batch is still out. It waits for
+//! nothing but the stop, and sends the ring, or why there is none. It does not select a device or allocate on one.
+
+use super::supervisor::{Pinned, Supervisor};
+use crate::cuda::types::CudaSearch;
+use crate::memory::{PinWatch, Ring, RingPlan};
+use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
+use std::sync::Arc;
+
+/// What the ring is made from.
+#[derive(Debug)]
+pub(crate) struct PinPlan {
+    pub(crate) ring: RingPlan,
+    /// Where CUDA is looked for; `None` with pinning off, and then no library is opened.
+    pub(crate) cuda: Option<CudaSearch>,
+    pub(crate) watch: PinWatch,
+}
+
+#[derive(Debug)]
+pub(crate) struct Pinning {
+    pub(crate) plan: PinPlan,
+    pub(crate) supervisor: Addr<Supervisor>,
+    pub(crate) ring: Option<Arc<Ring>>,
+}
+
+impl Actor for Pinning {
+    type Context = Context<Self>;
+    fn started(&mut self, context: &mut Self::Context) {
+        // A message to itself, so that a panic in here is one of a handler, with the address already handed out.
+        context.notify(Pin);
+    }
+}
+
+/// Map, find CUDA, register, verify.
+#[derive(Debug)]
+struct Pin;
+
+impl Message for Pin {
+    type Result = ();
+}
+
+impl Handler<Pin> for Pinning {
+    type Result = ();
+    fn handle(&mut self, _: Pin, _: &mut Self::Context) {
+        let PinPlan { ring, cuda, watch } = &self.plan;
+        let made = match cuda {
+            Some(search) => Ring::pinned(ring, search, watch),
+            None => Ring::unpinned(ring, watch),
+        };
+        let made = made.map(Arc::new);
+        if let Ok(ring) = &made {
+            self.ring = Some(ring.clone());
+        }
+        self.supervisor.do_send(Pinned(made));
+    }
+}
+
+/// Give the ring up and end.
+#[derive(Debug)]
+pub(crate) struct StopPinning;
+
+impl Message for StopPinning {
+    type Result = ();
+}
+
+impl Handler<StopPinning> for Pinning {
+    type Result = ();
+    fn handle(&mut self, _: StopPinning, context: &mut Self::Context) {
+        self.ring = None;
+        context.stop();
+    }
+}
+
+#[cfg(test)]
+impl Handler<super::supervisor::Crash> for Pinning {
+    type Result = ();
+    fn handle(&mut self, crash: super::supervisor::Crash, _: &mut Self::Context) {
+        panic!("{}", crash.0);
+    }
+}

@@ -1,0 +1,452 @@
+//! Settings of a feed, their checks, and the start.
+
+use super::Feed;
+use crate::actors::host;
+use crate::actors::pinning::PinPlan;
+use crate::actors::supervisor::{Common, MakeGate, Running, SUPERVISOR, Supervisor};
+use crate::cuda::types::CudaSearch;
+use crate::episodes::Episodes;
+use crate::error::{Error, ErrorKind, Result};
+use crate::intake::{IntakeConfig, LagGate, WhenFull};
+use crate::layout::{Layout, Place};
+use crate::memory::{PinProgress, PinWatch, RingPlan};
+use crate::sample::Sample;
+use crate::slots::Slots;
+use crate::weights::{Versions, Weights};
+use crate::writer::{buffer_depth, lane_state_bytes};
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use rand::TryRng;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Whether the ring is page-locked.
+///
+/// ```
+/// # use pinring::*;
+/// # let mut step = Step::new();
+/// # step.leaf::<f32>("reward", &[]);
+/// # let sample = Sample::step(step);
+/// match Feed::builder(sample).pinning(Pinning::Required).start() {
+///     Ok(feed) => println!("{}", feed.pin_report().unwrap()), // every byte is page-locked and was verified
+///     Err(error) => eprintln!("{error}"), // why not, with every library that was tried
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pinning {
+    /// Ordinary memory. No CUDA library is looked for or opened. The default.
+    #[default]
+    Off,
+    /// The whole ring page-locked, or the start fails and says why. There is nothing in between.
+    Required,
+}
+
+/// What a feed takes of memory, known before anything is allocated.
+///
+/// ```
+/// # use pinring::*;
+/// # fn main() -> Result<()> {
+/// # let mut step = Step::new();
+/// step.observation::<u8>("obs", &[28_224]);
+/// let footprint = Feed::builder(Sample::step(step)).batch(512).buffers(3).footprint()?;
+/// assert_eq!(footprint.slot_bytes, 512 * 28_224); // columns are rounded up to 256 bytes, slots to 4,096
+/// assert_eq!(footprint.ring_bytes, 3 * footprint.slot_bytes);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Footprint {
+    /// One batch: every column rounded up to [`COLUMN_ALIGN`](crate::COLUMN_ALIGN), their sum to
+    /// [`SLOT_ALIGN`](crate::SLOT_ALIGN).
+    pub slot_bytes: usize,
+    /// The ring: `slot_bytes × buffers`.
+    pub ring_bytes: usize,
+    /// What is page-locked: `ring_bytes`, or 0 with pinning off.
+    pub page_locked_bytes: usize,
+    /// Ordinary memory for what the host knows of each row.
+    pub record_bytes: usize,
+    /// Ordinary memory for one lane: its buffer and its accounts. A writer of several lanes takes at most this for each.
+    pub lane_bytes: usize,
+    /// `record_bytes`, and `lane_bytes` for every lane that the builder allows; 0 lanes if it names none.
+    pub ordinary_bytes: usize,
+}
+
+/// Settings of a feed. Made by [`Feed::builder`].
+///
+/// ```
+/// # use pinring::*;
+/// # fn main() -> Result<()> {
+/// # let mut step = Step::new();
+/// # step.leaf::<f32>("reward", &[]);
+/// let feed = Feed::builder(Sample::unroll(step, 20))
+///     .batch(32) // unrolls a batch
+///     .buffers(4) // one filling, one waiting, two in the learner's hands
+///     .lanes(64)
+///     .start()?;
+/// # Ok(()) }
+/// ```
+#[must_use = "a builder does nothing until `start`"]
+pub struct FeedBuilder {
+    sample: Sample,
+    batch: usize,
+    buffers: usize,
+    when_full: WhenFull,
+    lanes: Option<usize>,
+    lockstep: Option<usize>,
+    lag: Option<(Arc<Versions>, u64)>,
+    seed: Option<u64>,
+    pinning: Pinning,
+    cuda: CudaSearch,
+    on_progress: Option<Box<dyn Fn(&PinProgress) + Send + Sync>>,
+    episodes: usize,
+}
+
+impl fmt::Debug for FeedBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FeedBuilder")
+            .field("batch", &self.batch)
+            .field("buffers", &self.buffers)
+            .field("when_full", &self.when_full)
+            .field("lanes", &self.lanes)
+            .field("lockstep", &self.lockstep)
+            .field("pinning", &self.pinning)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Feed {
+    /// Settings of a feed of such samples: batches of 32, 3 buffers, pinning off.
+    pub fn builder(sample: Sample) -> FeedBuilder {
+        FeedBuilder {
+            sample,
+            batch: 32,
+            buffers: 3,
+            when_full: WhenFull::Block,
+            lanes: None,
+            lockstep: None,
+            lag: None,
+            seed: None,
+            pinning: Pinning::Off,
+            cuda: CudaSearch::new(),
+            on_progress: None,
+            episodes: 4096,
+        }
+    }
+}
+
+fn config(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Config, text)
+}
+
+impl FeedBuilder {
+    /// Samples (rows) a batch. Default 32.
+    pub fn batch(mut self, rows: usize) -> Self {
+        self.batch = rows;
+        self
+    }
+
+    /// Batches that the ring holds: those being filled, those waiting, and those in the learner's hands. Default 3.
+    pub fn buffers(mut self, buffers: usize) -> Self {
+        self.buffers = buffers;
+        self
+    }
+
+    /// What a writer does when the ring has no room. Default: it waits.
+    pub fn when_full(mut self, when_full: WhenFull) -> Self {
+        self.when_full = when_full;
+        self
+    }
+
+    /// The most lanes that all writers together may drive; the footprint counts them. Default: no limit.
+    pub fn lanes(mut self, max: usize) -> Self {
+        self.lanes = Some(max);
+        self
+    }
+
+    /// Lockstep over this many lanes: lane i is row i of every batch (of every layer, if a batch is a multiple of the
+    /// lanes), whatever the threads. With [`max_policy_lag`](FeedBuilder::max_policy_lag) versions are fixed too, so the
+    /// same seed gives the same bytes. A slow lane slows all; dropping a writer ends the source.
+    pub fn lockstep(mut self, lanes: usize) -> Self {
+        self.lockstep = Some(lanes);
+        self
+    }
+
+    /// Bounds how far actors run ahead of the learner, which publishes once a batch: what will be part of batch k may
+    /// begin when k ≤ versions published + `lag`. 0 is on-policy. Steps must then ask
+    /// [`policy`](crate::StepMut::policy). Nothing is ever dropped for being old.
+    pub fn max_policy_lag<W: Send + Sync + 'static>(mut self, weights: &Weights<W>, lag: u64) -> Self {
+        self.lag = Some((weights.versions().clone(), lag));
+        self
+    }
+
+    /// The seed behind [`Writer::seed`](crate::Writer::seed). Default: a new one from the operating system.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Whether the ring is page-locked. Default: off.
+    pub fn pinning(mut self, pinning: Pinning) -> Self {
+        self.pinning = pinning;
+        self
+    }
+
+    /// Where CUDA is looked for, beside the usual places. Only read with pinning on.
+    pub fn cuda(mut self, search: CudaSearch) -> Self {
+        self.cuda = search;
+        self
+    }
+
+    /// Called on the pinning thread as a large ring is mapped, pre-faulted and registered. It must not block.
+    pub fn on_pin_progress(mut self, callback: impl Fn(&PinProgress) + Send + Sync + 'static) -> Self {
+        self.on_progress = Some(Box::new(callback));
+        self
+    }
+
+    /// Finished episodes kept for [`Feed::episodes`] before new ones are dropped and counted. Default 4,096.
+    pub fn episodes(mut self, kept: usize) -> Self {
+        self.episodes = kept;
+        self
+    }
+
+    /// The memory that these settings take, exact, before anything is allocated.
+    ///
+    /// # Errors
+    /// As [`start`](FeedBuilder::start) for the settings.
+    pub fn footprint(&self) -> Result<Footprint> {
+        let layout = self.layout()?;
+        let too_large = || config(format!("{} buffers of {} bytes overflow", self.buffers, layout.slot_bytes));
+        let ring_bytes = layout.slot_bytes.checked_mul(self.buffers).ok_or_else(too_large)?;
+        let depth = buffer_depth(&layout, self.lockstep.is_some());
+        let (_, buffer) = Place::in_lane_buffer(&layout, 1, depth)?;
+        let lane_bytes = buffer + lane_state_bytes(layout.leaves.len(), depth);
+        let record_bytes = Slots::record_bytes(layout.rows, self.buffers);
+        let lanes = self.lanes.or(self.lockstep).unwrap_or(0);
+        let lane_total = lane_bytes.checked_mul(lanes).ok_or_else(|| config(format!("{lanes} lanes overflow")))?;
+        Ok(Footprint {
+            slot_bytes: layout.slot_bytes,
+            ring_bytes,
+            page_locked_bytes: if self.pinning == Pinning::Required { ring_bytes } else { 0 },
+            record_bytes,
+            lane_bytes,
+            ordinary_bytes: record_bytes + lane_total,
+        })
+    }
+
+    /// Bytes that will be page-locked: [`Footprint::page_locked_bytes`].
+    ///
+    /// # Errors
+    /// As [`footprint`](FeedBuilder::footprint).
+    pub fn page_locked_bytes(&self) -> Result<usize> {
+        Ok(self.footprint()?.page_locked_bytes)
+    }
+
+    /// Starts the feed: returns when the ring is mapped, page-locked and verified (if asked for) and every actor runs.
+    ///
+    /// # Errors
+    /// The first thing that went wrong, with nothing left registered, mapped or running: a mistake in the sample
+    /// ([`ErrorKind::Schema`]) or the settings ([`ErrorKind::Config`]), no CUDA ([`ErrorKind::Cuda`]), no memory
+    /// ([`ErrorKind::Memory`]), an actor's fault.
+    pub fn start(self) -> Result<Feed> {
+        self.start_in_background()?.wait()
+    }
+
+    /// As [`start`](FeedBuilder::start), without waiting: for large rings, whose pinning takes seconds.
+    ///
+    /// # Errors
+    /// Mistakes in the sample or the settings; everything else comes from [`StartHandle::wait`].
+    pub fn start_in_background(self) -> Result<StartHandle> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        self.footprint()?; // overflow is found here, before anything runs
+        let layout = Arc::new(self.layout()?);
+        let plan = RingPlan { slot_bytes: layout.slot_bytes, slots: self.buffers };
+        let seed = match self.seed {
+            Some(seed) => seed,
+            None => rand::rngs::SysRng.try_next_u64().map_err(|error| {
+                config(format!("the operating system gave no seed ({error}): give one with `.seed`"))
+            })?,
+        };
+        let lag = self.lag.map(|(versions, lag)| {
+            if self.lockstep.is_some() {
+                versions.keep_at_least(lag.saturating_add(1));
+            }
+            LagGate::new(versions, lag)
+        });
+        let (episode_sender, episode_receiver) = crossbeam_channel::bounded(self.episodes);
+        let (when_full, max_lanes, lockstep) = (self.when_full, self.lanes, self.lockstep);
+        let make_gate: MakeGate = Box::new(move |ring| IntakeConfig {
+            layout,
+            ring,
+            when_full,
+            lag,
+            max_lanes,
+            lockstep,
+            episodes: episode_sender,
+        });
+        let watch = PinWatch::new(self.on_progress);
+        let cuda = (self.pinning == Pinning::Required).then_some(self.cuda);
+        let pin = PinPlan { ring: plan, cuda, watch: watch.clone() };
+        let common = Arc::new(Common::default());
+        let (answer, answered) = crossbeam_channel::bounded(1);
+        let feed = NEXT.fetch_add(1, Ordering::Relaxed);
+        let supervisor = Supervisor::new(feed, common.clone(), pin, make_gate, answer);
+        let hosted = host::host(feed, SUPERVISOR, supervisor, {
+            let common = common.clone();
+            move |exit| {
+                if let Err(text) = exit {
+                    common.fail(SUPERVISOR, text);
+                }
+            }
+        });
+        let hosted = hosted.map_err(|error| {
+            Error::new(ErrorKind::Thread, format!("the supervisor's thread could not be started: {error}"))
+        })?;
+        Ok(StartHandle {
+            watch,
+            answered,
+            parts: Some(Parts { common, supervisor: hosted, episodes: Episodes(episode_receiver), seed }),
+        })
+    }
+
+    fn layout(&self) -> Result<Layout> {
+        self.sample.check()?;
+        if self.batch == 0 || self.buffers == 0 {
+            let (what, verb) =
+                if self.batch == 0 { ("a batch of 0 rows", "batch") } else { ("a ring of 0 buffers", "buffers") };
+            return Err(config(format!("{what} holds nothing: give `.{verb}` at least 1")));
+        }
+        for (count, verb) in [(self.batch, "batch"), (self.buffers, "buffers")] {
+            if u32::try_from(count).is_err() {
+                return Err(config(format!("`.{verb}({count})` is too large: at most {}", u32::MAX)));
+            }
+        }
+        if self.lanes == Some(0) || self.lockstep == Some(0) {
+            return Err(config("0 lanes write nothing: give `.lanes` or `.lockstep` at least 1"));
+        }
+        if let Some(lanes) = self.lockstep {
+            if !self.batch.is_multiple_of(lanes) {
+                return Err(config(format!(
+                    "in lockstep every batch holds every lane equally often, but a batch of {} rows is no multiple of \
+                     {lanes} lanes: change `.batch` or `.lockstep`",
+                    self.batch
+                )));
+            }
+            if self.when_full != WhenFull::Block {
+                return Err(config(
+                    "a lockstep feed must wait when the ring is full (every batch needs every lane): leave `.when_full` \
+                     at `Block`",
+                ));
+            }
+            if self.sample.within_episode {
+                return Err(config(
+                    "lockstep unrolls run through episode ends, so that lanes stay in step: leave `.within_episode` at \
+                     false and use `terminated`, `truncated` and `is_first`",
+                ));
+            }
+        }
+        Ok(Layout::new(&self.sample, self.batch)?)
+    }
+}
+
+/// A start that goes on in the background. Dropped, it cancels the start.
+///
+/// ```
+/// # use pinring::*;
+/// # fn main() -> Result<()> {
+/// # let mut step = Step::new();
+/// # step.leaf::<f32>("reward", &[]);
+/// let start = Feed::builder(Sample::step(step)).start_in_background()?;
+/// println!("{}", start.progress()); // bytes, phase, elapsed: from any thread, at any time
+/// let feed = start.wait()?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct StartHandle {
+    watch: PinWatch,
+    answered: Receiver<Result<Running>>,
+    parts: Option<Parts>,
+}
+
+#[derive(Debug)]
+struct Parts {
+    common: Arc<Common>,
+    supervisor: host::Hosted<Supervisor>,
+    episodes: Episodes,
+    seed: u64,
+}
+
+impl Parts {
+    fn into_feed(self, running: Running) -> Feed {
+        Feed {
+            gate: running.gate,
+            common: self.common,
+            supervisor: Mutex::new(Some(self.supervisor)),
+            pin_report: running.pin_report,
+            episodes: self.episodes,
+            seed: self.seed,
+            learner_taken: AtomicBool::new(false),
+            stopped: Mutex::new(None),
+        }
+    }
+}
+
+/// How long a dropped start waits for its roll-back.
+const ROLL_BACK: Duration = Duration::from_secs(5);
+
+impl StartHandle {
+    /// How far the start is.
+    pub fn progress(&self) -> PinProgress {
+        self.watch.progress()
+    }
+
+    /// Asks the start to give up before its next piece; [`wait`](StartHandle::wait) then returns the error.
+    pub fn cancel(&self) {
+        self.watch.cancel();
+    }
+
+    /// Whether the start has succeeded or failed, so that [`wait`](StartHandle::wait) returns at once.
+    pub fn is_finished(&self) -> bool {
+        !self.answered.is_empty() || self.parts.as_ref().is_none_or(|parts| parts.supervisor.thread.is_finished())
+    }
+
+    /// Waits for the end of the start.
+    ///
+    /// # Errors
+    /// As [`FeedBuilder::start`]; [`ErrorKind::Stopped`] if it was cancelled.
+    pub fn wait(mut self) -> Result<Feed> {
+        let Some(parts) = self.parts.take() else {
+            return Err(Error::new(ErrorKind::Misuse, "this start was waited for already"));
+        };
+        match self.answered.recv() {
+            Ok(Ok(running)) => Ok(parts.into_feed(running)),
+            Ok(Err(error)) => {
+                let _ = parts.supervisor.thread.join();
+                Err(error)
+            }
+            Err(_) => {
+                let _ = parts.supervisor.thread.join(); // after this its report is in `common`
+                Err(parts
+                    .common
+                    .error()
+                    .unwrap_or_else(|| Error::new(ErrorKind::Fault, "the supervisor ended without an answer")))
+            }
+        }
+    }
+}
+
+impl Drop for StartHandle {
+    fn drop(&mut self) {
+        let Some(parts) = self.parts.take() else { return };
+        self.watch.cancel();
+        match self.answered.recv_timeout(ROLL_BACK) {
+            // It was quicker than the cancel: a feed nobody wants.
+            Ok(Ok(running)) => drop(parts.into_feed(running)),
+            Ok(Err(_)) | Err(RecvTimeoutError::Disconnected) => drop(parts.supervisor.thread.join()),
+            Err(RecvTimeoutError::Timeout) => {
+                tracing::error!(target: "pinring", "a cancelled start is stuck in a call to CUDA; its threads are left");
+            }
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! The running whole: what `start` returns.
+//!
+//! Owns the supervisor's thread and the handles that the embedding program uses. Dropping it stops everything.
+
+mod builder;
+#[cfg(test)]
+mod tests;
+
+pub use builder::{FeedBuilder, Footprint, Pinning, StartHandle};
+
+use crate::actors::host::{self, Hosted};
+use crate::actors::supervisor::{Common, Stop, Supervisor};
+use crate::episodes::Episodes;
+use crate::error::{Closed, Error, ErrorKind, Fault, Result};
+use crate::intake::{IntakeGate, NoSeat};
+use crate::layout::ColumnInfo;
+use crate::learner::Learner;
+use crate::memory::PinReport;
+use crate::metrics::Metrics;
+use crate::sync::lock;
+use crate::writer::Writer;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long a dropped feed waits for its threads.
+const DROP_DEADLINE: Duration = Duration::from_secs(10);
+/// How much longer than its deadline a stop waits for the supervisor's answer.
+const ANSWER_GRACE: Duration = Duration::from_secs(1);
+
+/// A running feed: the ring, its actors, and the handles for writers and learner. Share it behind an `Arc` where several
+/// threads need it. Dropped, it stops.
+///
+/// ```
+/// use pinring::*;
+/// # fn main() -> Result<()> {
+/// let mut step = Step::new();
+/// let obs = step.observation::<f32>("obs", &[4]);
+/// let reward = step.leaf::<f32>("reward", &[]);
+/// let mut sample = Sample::unroll(step, 2);
+/// let (obs_column, reward_column) = (sample.all(obs), sample.all(reward));
+///
+/// let feed = Feed::builder(sample).batch(1).start()?;
+/// let (mut writer, learner) = (feed.writer(1)?, feed.learner()?);
+/// for t in 0..3 {
+///     let mut s = writer.step()?;
+///     s.put(obs, &[t as f32; 4])?;
+///     s.put(reward, &[10.0 * t as f32])?;
+///     s.commit()?;
+/// }
+/// let batch = learner.next_batch()?;
+/// assert_eq!(batch.view(obs_column).shape(), [1, 3, 4]); // the observation after the last step too
+/// assert_eq!(batch.slice(reward_column), [0.0, 10.0]);
+/// drop(batch);
+/// let report = feed.stop(std::time::Duration::from_secs(5))?;
+/// assert_eq!(report.dropped_rows(), 0);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Feed {
+    gate: Arc<IntakeGate>,
+    common: Arc<Common>,
+    supervisor: Mutex<Option<Hosted<Supervisor>>>,
+    pin_report: Option<PinReport>,
+    episodes: Episodes,
+    seed: u64,
+    learner_taken: AtomicBool,
+    stopped: Mutex<Option<StopReport>>,
+}
+
+/// What a stop left behind.
+///
+/// ```
+/// # use pinring::*;
+/// # fn main() -> Result<()> {
+/// # let mut step = Step::new();
+/// # step.leaf::<f32>("reward", &[]);
+/// # let feed = Feed::builder(Sample::step(step)).start()?;
+/// let report = feed.stop(std::time::Duration::from_secs(5))?;
+/// assert!(report.threads_given_up.is_empty());
+/// println!("{report}");
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StopReport {
+    /// Committed rows of batches that were not full.
+    pub partial_rows: u64,
+    /// Rows of sealed batches that the learner did not take.
+    pub untaken_rows: u64,
+    /// Batches and open steps still in the user's hands. The last of them unmaps the ring, on the thread that drops it.
+    pub still_out: usize,
+    /// Names of threads that did not end by the deadline and were left to themselves.
+    pub threads_given_up: Vec<String>,
+    /// The fault that had stopped the feed before, if one had.
+    pub fault: Option<Arc<Fault>>,
+}
+
+impl StopReport {
+    /// Committed rows that no learner saw: [`partial_rows`](StopReport::partial_rows) and
+    /// [`untaken_rows`](StopReport::untaken_rows).
+    pub fn dropped_rows(&self) -> u64 {
+        self.partial_rows + self.untaken_rows
+    }
+}
+
+impl std::fmt::Display for StopReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let StopReport { partial_rows, untaken_rows, still_out, threads_given_up, fault } = self;
+        write!(f, "rows dropped: {partial_rows} of partial batches, {untaken_rows} untaken; still out: {still_out}")?;
+        if !threads_given_up.is_empty() {
+            write!(f, "; threads given up: {}", threads_given_up.join(", "))?;
+        }
+        fault.as_ref().map_or(Ok(()), |fault| write!(f, "; {fault}"))
+    }
+}
+
+impl Feed {
+    /// Where the batches' columns lie in time, and what they hold, as data.
+    pub fn columns(&self) -> Vec<ColumnInfo> {
+        self.gate.layout.infos()
+    }
+
+    /// A handle that makes writers; clone it into the threads that need one. When the last writer and the last intake
+    /// handle are gone, the learner takes what is there and then sees the end.
+    ///
+    /// # Errors
+    /// Why nothing can be written any more.
+    pub fn intake(&self) -> Result<Intake> {
+        match self.gate.closed() {
+            Some(closed) => Err(closed.into()),
+            None => Ok(Intake::new(self.gate.clone(), self.seed)),
+        }
+    }
+
+    /// A writer for the next `lanes` free lanes. See [`Intake::writer`].
+    ///
+    /// # Errors
+    /// As [`Intake::writer`].
+    pub fn writer(&self, lanes: usize) -> Result<Writer> {
+        seat_writer(&self.gate, self.seed, lanes)
+    }
+
+    /// The learner's end, once.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Misuse`] the second time; or why the feed is closed.
+    pub fn learner(&self) -> Result<Learner> {
+        if let Some(closed @ (Closed::Stopped | Closed::Fault(_))) = self.gate.closed() {
+            return Err(closed.into());
+        }
+        if self.learner_taken.swap(true, Ordering::Relaxed) {
+            return Err(Error::new(
+                ErrorKind::Misuse,
+                "the learner was taken already: a feed has one learner; share that, or start another feed",
+            ));
+        }
+        Ok(Learner::new(self.gate.clone()))
+    }
+
+    /// The stream of finished episodes.
+    pub fn episodes(&self) -> Episodes {
+        self.episodes.clone()
+    }
+
+    /// A snapshot of the counters.
+    pub fn metrics(&self) -> Metrics {
+        self.gate.metrics()
+    }
+
+    /// How the ring was page-locked; `None` with pinning off.
+    pub fn pin_report(&self) -> Option<&PinReport> {
+        self.pin_report.as_ref()
+    }
+
+    /// Why nothing passes any more, if so: the end of the source, a stop, or a fault.
+    pub fn closed(&self) -> Option<Closed> {
+        self.gate.closed()
+    }
+
+    /// Stops: closes the gates, ends the actors, joins their threads, and says what was left. Waiting writers and the
+    /// learner get an error at once. It never waits for a batch in the user's hands: the last one gives the ring back.
+    /// Called again, it returns the same report.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Misuse`] on a thread of the feed itself (a callback, a waker), which cannot wait for itself; the
+    /// gates are closed all the same.
+    pub fn stop(&self, deadline: Duration) -> Result<StopReport> {
+        if host::on_own_thread() {
+            self.gate.close(Closed::Stopped);
+            return Err(Error::new(
+                ErrorKind::Misuse,
+                "a feed cannot be stopped and joined from one of its own threads: its gates are closed now; call `stop` \
+                 from a thread of yours",
+            ));
+        }
+        let mut stopped = lock(&self.stopped);
+        if let Some(report) = &*stopped {
+            return Ok(report.clone());
+        }
+        let mut threads_given_up = Vec::new();
+        if let Some(supervisor) = lock(&self.supervisor).take() {
+            let (answer, answered) = crossbeam_channel::bounded(1);
+            let by = Instant::now().checked_add(deadline).unwrap_or_else(far_future);
+            supervisor.address.do_send(Stop { deadline: by, answer });
+            match answered.recv_deadline(by + ANSWER_GRACE) {
+                Ok(given_up) => threads_given_up = given_up,
+                Err(crossbeam_channel::RecvTimeoutError::Disconnected) => {} // it had failed; its fault is kept
+                Err(crossbeam_channel::RecvTimeoutError::Timeout) => {
+                    threads_given_up.push(supervisor.thread.thread().name().unwrap_or("supervisor").to_owned());
+                }
+            }
+            self.gate.close(Closed::Stopped);
+            if !threads_given_up.iter().any(|name| Some(name.as_str()) == supervisor.thread.thread().name()) {
+                let _ = supervisor.thread.join(); // its panic, if any, is in the fault
+            }
+        }
+        let left = self.gate.left();
+        let report = StopReport {
+            partial_rows: left.partial_rows,
+            untaken_rows: left.untaken_rows,
+            still_out: self.gate.out(),
+            threads_given_up,
+            fault: self.common.fault.get().cloned(),
+        };
+        *stopped = Some(report.clone());
+        Ok(report)
+    }
+}
+
+/// A deadline that no stop reaches.
+fn far_future() -> Instant {
+    Instant::now() + Duration::from_secs(365 * 24 * 3600)
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        if host::on_own_thread() {
+            // Cannot join itself: closes the gates, and leaves the actors to end on their own.
+            self.gate.close(Closed::Stopped);
+            if let Some(supervisor) = lock(&self.supervisor).take() {
+                let (answer, _) = crossbeam_channel::bounded(1);
+                supervisor.address.do_send(Stop { deadline: Instant::now() + DROP_DEADLINE, answer });
+            }
+            return;
+        }
+        match self.stop(DROP_DEADLINE) {
+            Ok(report) if !report.threads_given_up.is_empty() => {
+                tracing::error!(target: "pinring", %report, "a dropped feed left threads behind");
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A handle that makes writers, from any thread.
+///
+/// ```
+/// # use pinring::*;
+/// # fn main() -> Result<()> {
+/// # let mut step = Step::new();
+/// # let reward = step.leaf::<f32>("reward", &[]);
+/// # let feed = Feed::builder(Sample::step(step)).batch(8).start()?;
+/// # let learner = feed.learner()?;
+/// let intake = feed.intake()?;
+/// let threads: Vec<_> = (0..4)
+///     .map(|_| {
+///         let intake = intake.clone();
+///         std::thread::spawn(move || -> Result<()> {
+///             let mut writer = intake.writer(2)?;
+///             let mut s = writer.step()?;
+///             s.put(reward, &[1.0, 1.0])?;
+///             Ok(s.commit()?)
+///         })
+///     })
+///     .collect();
+/// drop(intake); // the last writer to go ends the source
+/// # for thread in threads { thread.join().unwrap()?; }
+/// assert_eq!(learner.iter().count(), 1);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Intake {
+    gate: Arc<IntakeGate>,
+    seed: u64,
+}
+
+impl Intake {
+    fn new(gate: Arc<IntakeGate>, seed: u64) -> Intake {
+        gate.lanes.add_handle();
+        Intake { gate, seed }
+    }
+
+    /// A writer for the next `lanes` free lanes; lanes of writers that are gone are given out again, lowest first.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] for 0 lanes, or more than the builder's `lanes` or `lockstep` allows; or why nothing can
+    /// be written any more.
+    pub fn writer(&self, lanes: usize) -> Result<Writer> {
+        seat_writer(&self.gate, self.seed, lanes)
+    }
+}
+
+impl Clone for Intake {
+    fn clone(&self) -> Intake {
+        Intake::new(self.gate.clone(), self.seed)
+    }
+}
+
+impl Drop for Intake {
+    fn drop(&mut self) {
+        if self.gate.lanes.drop_handle() {
+            self.gate.finish();
+        }
+    }
+}
+
+fn seat_writer(gate: &Arc<IntakeGate>, seed: u64, lanes: usize) -> Result<Writer> {
+    if let Some(closed) = gate.closed() {
+        return Err(closed.into());
+    }
+    if lanes == 0 {
+        return Err(Error::new(ErrorKind::Config, "a writer of 0 lanes writes nothing: ask for at least 1"));
+    }
+    let seat = gate.lanes.seat(lanes).map_err(|none| match none {
+        NoSeat::Ended => Closed::Ended.into(),
+        NoSeat::Lanes { max, taken } => Error::new(
+            ErrorKind::Config,
+            format!(
+                "a writer of {lanes} lanes does not fit: the feed was built for {max} lanes, of which {taken} are \
+                 taken; raise `.lanes(…)` or `.lockstep(…)`, or drop a writer"
+            ),
+        ),
+    })?;
+    Writer::new(gate.clone(), seat.clone(), seed).inspect_err(|_| {
+        if gate.lanes.leave(&seat) {
+            gate.finish();
+        }
+    })
+}

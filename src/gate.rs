@@ -1,0 +1,230 @@
+//! A gate: where finished tokens wait for whoever takes them.
+//!
+//! Owns a queue, the threads and wakers that wait before it, and the reason why it closed. A token put in wakes one
+//! parked thread, or every registered waker (async tasks and `select`, which look again themselves). What it does not
+//! do: bound the queue. Tokens own slots of the ring, so there are never more of them than slots.
+
+use crate::error::Closed;
+use crate::sync::{Patience, Spin, lock};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex};
+use std::task::Waker;
+
+/// A first-in, first-out gate. See the module's text.
+#[derive(Debug)]
+pub(crate) struct Gate<T> {
+    state: Mutex<State<T>>,
+    arrived: Condvar,
+    /// Tokens here, or a large number once closed: a hint for spinning threads, never relied upon.
+    hint: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    tokens: VecDeque<T>,
+    /// Tokens ever put in: the next one's sequence number.
+    sequence: u64,
+    parked: usize,
+    wakers: Vec<(u64, Waker)>,
+    next_waker: u64,
+    closed: Option<Closed>,
+}
+
+const CLOSED_HINT: usize = usize::MAX / 2;
+
+impl<T> Gate<T> {
+    pub(crate) fn new() -> Gate<T> {
+        Gate {
+            state: Mutex::new(State {
+                tokens: VecDeque::new(),
+                sequence: 0,
+                parked: 0,
+                wakers: Vec::new(),
+                next_waker: 0,
+                closed: None,
+            }),
+            arrived: Condvar::new(),
+            hint: AtomicUsize::new(0),
+        }
+    }
+
+    /// Puts in the token that `make` builds from its sequence number; hands it back if the gate is closed.
+    pub(crate) fn put(&self, make: impl FnOnce(u64) -> T) -> Result<(), T> {
+        let mut state = lock(&self.state);
+        let token = make(state.sequence);
+        if state.closed.is_some() {
+            drop(state);
+            return Err(token);
+        }
+        state.sequence += 1;
+        state.tokens.push_back(token);
+        self.hint.store(state.tokens.len(), Ordering::Relaxed);
+        let parked = state.parked > 0;
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        if parked {
+            self.arrived.notify_one();
+        }
+        wakers.into_iter().for_each(|(_, waker)| waker.wake());
+        Ok(())
+    }
+
+    /// Takes the oldest token: `None` when there was none within `patience`. A closed gate that still holds tokens
+    /// gives them first.
+    pub(crate) fn take(&self, patience: Patience, spin: &mut Spin) -> Result<Option<T>, Closed> {
+        if !matches!(patience, Patience::None) && self.hint.load(Ordering::Relaxed) == 0 {
+            spin.until(|| self.hint.load(Ordering::Relaxed) > 0);
+        }
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(token) = state.tokens.pop_front() {
+                if state.closed.is_none() {
+                    self.hint.store(state.tokens.len(), Ordering::Relaxed);
+                }
+                return Ok(Some(token));
+            }
+            if let Some(closed) = &state.closed {
+                return Err(closed.clone());
+            }
+            let left = patience.left();
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(None);
+            }
+            state.parked += 1;
+            state = match left {
+                None => self.arrived.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner()),
+                Some(left) => self.arrived.wait_timeout(state, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0,
+            };
+            state.parked -= 1;
+        }
+    }
+
+    /// Tokens that wait here.
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.state).tokens.len()
+    }
+
+    /// What `look` says of the oldest token, without taking it.
+    pub(crate) fn peek<R>(&self, look: impl FnOnce(&T) -> R) -> Option<R> {
+        lock(&self.state).tokens.front().map(look)
+    }
+
+    /// Registers a waker for the next token or the close, unless there is something to take already (then `None`).
+    /// It is woken once; `forget` it when the wait is given up.
+    pub(crate) fn register(&self, waker: &Waker) -> Option<u64> {
+        let mut state = lock(&self.state);
+        if !state.tokens.is_empty() || state.closed.is_some() {
+            return None;
+        }
+        let id = state.next_waker;
+        state.next_waker += 1;
+        state.wakers.push((id, waker.clone()));
+        Some(id)
+    }
+
+    /// Wakes every registered waker, so that it looks at the state of things again.
+    pub(crate) fn wake_wakers(&self) {
+        let wakers = std::mem::take(&mut lock(&self.state).wakers);
+        wakers.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+
+    pub(crate) fn forget(&self, id: u64) {
+        lock(&self.state).wakers.retain(|(other, _)| *other != id);
+    }
+
+    /// No token comes any more; those that are here can still be taken.
+    pub(crate) fn end(&self, reason: Closed) {
+        drop(self.shut(reason, false));
+    }
+
+    /// No token comes and none is given any more; returns those that were here. The first reason stays.
+    pub(crate) fn close(&self, reason: Closed) -> VecDeque<T> {
+        self.shut(reason, true)
+    }
+
+    fn shut(&self, reason: Closed, drain: bool) -> VecDeque<T> {
+        let mut state = lock(&self.state);
+        let ended = matches!(state.closed, Some(Closed::Ended | Closed::LaneGone { .. }));
+        if state.closed.is_none() || (ended && drain) {
+            state.closed = Some(reason);
+        }
+        let drained = if drain { std::mem::take(&mut state.tokens) } else { VecDeque::new() };
+        self.hint.store(CLOSED_HINT, Ordering::Relaxed);
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        self.arrived.notify_all();
+        wakers.into_iter().for_each(|(_, waker)| waker.wake());
+        drained
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    #[test]
+    fn gives_in_order_and_then_the_reason() {
+        let gate = Gate::new();
+        for _ in 0..3 {
+            gate.put(|sequence| sequence).unwrap();
+        }
+        gate.end(Closed::Ended);
+        assert_eq!(gate.put(|_| 9), Err(9));
+        let mut spin = Spin::default();
+        for expected in 0..3 {
+            assert_eq!(gate.take(Patience::Forever, &mut spin), Ok(Some(expected)));
+        }
+        assert_eq!(gate.take(Patience::Forever, &mut spin), Err(Closed::Ended));
+    }
+
+    #[test]
+    fn close_hands_back_what_was_not_taken_and_keeps_the_first_reason() {
+        let gate = Gate::new();
+        gate.put(|_| 'a').unwrap();
+        assert_eq!(gate.close(Closed::LearnerGone), ['a']);
+        assert!(gate.close(Closed::Stopped).is_empty());
+        assert_eq!(gate.take(Patience::None, &mut Spin::default()), Err(Closed::LearnerGone));
+    }
+
+    #[test]
+    fn a_parked_thread_wakes_for_a_token_and_for_the_close() {
+        let gate = Arc::new(Gate::new());
+        let taker = std::thread::spawn({
+            let gate = gate.clone();
+            move || {
+                let mut spin = Spin::default();
+                (
+                    gate.take(Patience::timeout(Duration::from_secs(60)), &mut spin),
+                    gate.take(Patience::Forever, &mut spin),
+                )
+            }
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        gate.put(|_| 1).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        gate.close(Closed::Stopped);
+        assert_eq!(taker.join().unwrap(), (Ok(Some(1)), Err(Closed::Stopped)));
+    }
+
+    #[test]
+    fn a_forgotten_waker_is_not_woken() {
+        struct Count(AtomicUsize);
+        impl std::task::Wake for Count {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let gate = Gate::new();
+        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(count.clone());
+        let first = gate.register(&waker).unwrap();
+        gate.register(&waker).unwrap();
+        gate.forget(first);
+        gate.put(|_| ()).unwrap();
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        assert_eq!(gate.register(&waker), None, "a token is there already");
+    }
+}

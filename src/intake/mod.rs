@@ -1,0 +1,471 @@
+//! The intake gate: where writers meet free slots.
+//!
+//! Owns the slots between a lease that came home and a batch that was sealed: the free list, the open slots, the claims
+//! on their rows, who waits for room, and the reason why the gate closed. Two fillers share it: `stripes` (rows go
+//! where there is room) and `lockstep` (row i is lane i). What it does not do: write rows (see `writer`), or keep the
+//! ring alive for anybody but open slots and leases.
+//!
+//! The life of a slot: free → open (writers claim rows and commit them) → sealed (a [`Lease`] in the batch gate) → held
+//! by the learner → the lease drops → free.
+//!
+//! Order of locks: `state`, then a stripe. The batch gate is never entered with `state` held.
+
+mod lanes;
+mod lockstep;
+mod stripes;
+
+pub(crate) use lanes::{LaneTable, NoSeat, Seat};
+pub(crate) use lockstep::LockstepCursor;
+pub(crate) use stripes::{Claim, Claimed, StripeCursor};
+
+use crate::error::Closed;
+use crate::gate::Gate;
+use crate::layout::Layout;
+use crate::memory::Ring;
+use crate::metrics::{Counters, Metrics, Stage, WriterCounters};
+use crate::slots::Slots;
+use crate::sync::{Padded, Patience, Spin, lock};
+use crate::weights::Versions;
+use crossbeam_channel as channel;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+/// What a writer does when the ring has no room for a whole sample.
+///
+/// ```
+/// # use pinring::*;
+/// # fn main() -> Result<()> {
+/// # let mut step = Step::new();
+/// # let reward = step.leaf::<f32>("reward", &[]);
+/// let feed = Feed::builder(Sample::step(step)).batch(1).buffers(1).when_full(WhenFull::Fail).start()?;
+/// let mut writer = feed.writer(1)?;
+/// let mut first = writer.step()?;
+/// first.put(reward, &[1.0])?;
+/// first.commit()?;
+/// assert!(matches!(writer.step(), Err(StepError::Full { .. })));
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum WhenFull {
+    /// Wait until a batch comes home. The default: nothing is lost, and a learner that is slow slows its actors.
+    #[default]
+    Block,
+    /// Wait at most this long, then fail like `Fail`.
+    Timeout(Duration),
+    /// Fail at once with an error; nothing of a sample that was not begun is lost.
+    Fail,
+    /// Drop the newest whole sample, and count it.
+    DropNewest,
+}
+
+impl WhenFull {
+    /// How long a committed sample waits for room.
+    pub(crate) fn patience(self) -> Patience {
+        match self {
+            WhenFull::Block => Patience::Forever,
+            WhenFull::Timeout(timeout) => Patience::timeout(timeout),
+            WhenFull::Fail | WhenFull::DropNewest => Patience::None,
+        }
+    }
+}
+
+/// Why no rows were claimed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    Full,
+    Closed(Closed),
+}
+
+/// The unique right to a sealed slot. Its drop is the only way a slot comes home (invariant 2).
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pub(crate) slot: u32,
+    home: Arc<IntakeGate>,
+    /// Keeps the mapping (invariant 7). Dropped after the slot came home: fields drop in order of declaration.
+    _ring: Arc<Ring>,
+}
+
+impl Lease {
+    pub(crate) fn home(&self) -> &Arc<IntakeGate> {
+        &self.home
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.home.come_home(self.slot);
+    }
+}
+
+/// A full (or the last, partial) slot on its way to the learner.
+#[derive(Debug)]
+pub(crate) struct Sealed {
+    pub(crate) lease: Lease,
+    pub(crate) rows: usize,
+    pub(crate) sequence: u64,
+    pub(crate) sealed: Instant,
+}
+
+/// How far actors may run ahead of the learner, and how far they are.
+#[derive(Debug)]
+pub(crate) struct LagGate {
+    pub(crate) versions: Arc<Versions>,
+    /// Unroll k may begin when k ≤ versions published + `lag`.
+    pub(crate) lag: u64,
+    /// Rows begun by free-running lanes and not given up: row u is of batch u / rows.
+    begun: AtomicU64,
+}
+
+impl LagGate {
+    pub(crate) fn new(versions: Arc<Versions>, lag: u64) -> LagGate {
+        LagGate { versions, lag, begun: AtomicU64::new(0) }
+    }
+
+    /// The version that must be published before a row of batch `batch` may begin.
+    pub(crate) fn needed(&self, batch: u64) -> u64 {
+        self.versions.first + batch.saturating_sub(self.lag)
+    }
+
+    /// Begins `rows` rows and returns the batch that the first of them will be part of.
+    pub(crate) fn begin(&self, rows: usize, batch_rows: usize) -> u64 {
+        self.begun.fetch_add(rows as u64, Ordering::Relaxed) / batch_rows as u64
+    }
+
+    /// Takes back rows that were begun and will not be delivered.
+    pub(crate) fn give_up(&self, rows: usize) {
+        self.begun.fetch_sub(rows as u64, Ordering::Relaxed);
+    }
+}
+
+/// What stops with the feed, for the stop's report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// Committed rows of batches that were not full.
+    pub(crate) partial_rows: u64,
+    /// Rows of sealed batches that nobody took.
+    pub(crate) untaken_rows: u64,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct IntakeGate {
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) slots: Slots,
+    pub(crate) batches: Gate<Sealed>,
+    pub(crate) counters: Counters,
+    pub(crate) when_full: WhenFull,
+    pub(crate) lag: Option<LagGate>,
+    pub(crate) lanes: LaneTable,
+    /// Lanes of a lockstep feed.
+    pub(crate) lockstep: Option<usize>,
+    pub(crate) buffers: usize,
+    pub(crate) episodes: channel::Sender<crate::episodes::Episode>,
+    page_locked_bytes: usize,
+    /// The versions that writers act with, once one of them asked: the lag histogram is counted against them.
+    seen_versions: OnceLock<Arc<Versions>>,
+    cells: Box<[stripes::Cell]>,
+    /// Whether a claim should look for gaps first; a hint, the truth is in `state`.
+    gaps_hint: AtomicBool,
+    /// Counts events that may have made room; spinning writers watch it.
+    events: AtomicU64,
+    /// Copies of `state.closed.is_some()`, for waits on other locks.
+    closed_hint: AtomicBool,
+    state: Mutex<State>,
+    room: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Keeps the mapping while slots are open or free; given up when the gate is closed and the last claim has ended.
+    ring: Option<Arc<Ring>>,
+    free: Vec<u32>,
+    /// Writers parked on `room`.
+    parked: usize,
+    closed: Option<Closed>,
+    /// Claims that were open at the close and have not ended yet (striped), or open claims at any time (lockstep).
+    claims: usize,
+    /// Slots ever opened.
+    opened: u64,
+    striped: stripes::Fill,
+    lockstep: lockstep::Fill,
+    left: Left,
+}
+
+/// What the gate is built from.
+pub(crate) struct IntakeConfig {
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) ring: Arc<Ring>,
+    pub(crate) when_full: WhenFull,
+    pub(crate) lag: Option<LagGate>,
+    pub(crate) max_lanes: Option<usize>,
+    pub(crate) lockstep: Option<usize>,
+    pub(crate) episodes: channel::Sender<crate::episodes::Episode>,
+}
+
+impl IntakeGate {
+    pub(crate) fn new(config: IntakeConfig) -> IntakeGate {
+        let IntakeConfig { layout, ring, when_full, lag, max_lanes, lockstep, episodes } = config;
+        let buffers = ring.slots();
+        let slots = Slots::new(layout.clone(), ring.slot(0), buffers);
+        let seen_versions = OnceLock::new();
+        if let Some(lag) = &lag {
+            let _ = seen_versions.set(lag.versions.clone());
+        }
+        IntakeGate {
+            slots,
+            batches: Gate::new(),
+            counters: Counters::new(),
+            when_full,
+            lag,
+            lanes: LaneTable::new(max_lanes.or(lockstep)),
+            lockstep,
+            buffers,
+            episodes,
+            page_locked_bytes: if ring.is_pinned() { ring.bytes() } else { 0 },
+            seen_versions,
+            cells: (0..buffers).map(|_| stripes::Cell::new(layout.rows)).collect(),
+            gaps_hint: AtomicBool::new(false),
+            events: AtomicU64::new(0),
+            closed_hint: AtomicBool::new(false),
+            state: Mutex::new(State {
+                ring: Some(ring),
+                free: (0..buffers as u32).rev().collect(),
+                parked: 0,
+                closed: None,
+                claims: 0,
+                opened: 0,
+                striped: stripes::Fill::default(),
+                lockstep: lockstep::Fill::default(),
+                left: Left::default(),
+            }),
+            room: Condvar::new(),
+            layout,
+        }
+    }
+
+    /// The reason why nothing can be written any more.
+    pub(crate) fn closed(&self) -> Option<Closed> {
+        // SYNC: pairs with the Release in `shut`; the lock below gives the reason itself.
+        if !self.closed_hint.load(Ordering::Acquire) {
+            return None;
+        }
+        lock(&self.state).closed.clone()
+    }
+
+    /// Notes the weights that writers act with; the first ones count.
+    pub(crate) fn see_versions(&self, versions: &Arc<Versions>) {
+        if self.seen_versions.get().is_none() {
+            let _ = self.seen_versions.set(versions.clone());
+        }
+    }
+
+    /// The versions that lag is counted against.
+    pub(crate) fn seen_versions(&self) -> Option<&Arc<Versions>> {
+        self.seen_versions.get()
+    }
+
+    pub(crate) fn metrics(&self) -> Metrics {
+        let mut metrics = self.counters.snapshot();
+        metrics.free_slots = lock(&self.state).free.len();
+        metrics.batches_waiting = self.batches.len();
+        metrics.page_locked_bytes = self.page_locked_bytes;
+        metrics
+    }
+
+    /// Closes the gate for writers and, except at a natural end, for the learner; the first reason stays. Waits for
+    /// nobody: open claims end on their own and find the gate closed.
+    pub(crate) fn close(&self, reason: Closed) {
+        let ring = self.shut(reason.clone());
+        let untaken = self.batches.close(reason);
+        let rows: u64 = untaken.iter().map(|sealed| sealed.rows as u64).sum();
+        self.counters.dropped_rows.fetch_add(rows, Ordering::Relaxed);
+        lock(&self.state).left.untaken_rows += rows;
+        drop(untaken); // leases come home
+        drop(ring);
+    }
+
+    /// Writers that wait for room.
+    pub(crate) fn parked(&self) -> usize {
+        lock(&self.state).parked
+    }
+
+    /// Counts a finished episode and puts it into the stream, if somebody keeps reading that.
+    pub(crate) fn finished(&self, episode: crate::episodes::Episode) {
+        self.counters.episodes.fetch_add(1, Ordering::Relaxed);
+        if self.episodes.try_send(episode).is_err() {
+            self.counters.episodes_dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// What was left at the close.
+    pub(crate) fn left(&self) -> Left {
+        lock(&self.state).left
+    }
+
+    /// After the close: leases and open steps that still keep the ring.
+    pub(crate) fn out(&self) -> usize {
+        let state = lock(&self.state);
+        self.buffers - state.free.len() + state.claims
+    }
+
+    /// Shuts the writers' side and returns the ring if no claim needs it any more, to be dropped without the lock.
+    fn shut(&self, reason: Closed) -> Option<Arc<Ring>> {
+        let mut state = lock(&self.state);
+        if state.closed.is_none() {
+            state.closed = Some(reason);
+            let partial = self.abandon_open_slots(&mut state);
+            state.left.partial_rows += partial;
+            self.counters.dropped_rows.fetch_add(partial, Ordering::Relaxed);
+        }
+        self.abandon_ending(&mut state);
+        let ring = if state.claims == 0 { state.ring.take() } else { None };
+        self.announce_close(state);
+        ring
+    }
+
+    /// Tells every waiting writer that `state.closed` has a reason.
+    fn announce_close(&self, state: MutexGuard<'_, State>) {
+        self.closed_hint.store(true, Ordering::Release); // SYNC: pairs with the Acquire in `closed`
+        self.note_event();
+        drop(state);
+        self.room.notify_all();
+        if let Some(versions) = self.lag.as_ref().map(|lag| &lag.versions) {
+            versions.wake();
+        }
+    }
+
+    /// Takes every open slot back at the close; returns the committed rows that are lost by it.
+    fn abandon_open_slots(&self, state: &mut State) -> u64 {
+        let (rows, slots) = match self.lockstep {
+            Some(lanes) => state.lockstep.abandon(lanes, self.layout.rows),
+            None => self.abandon_stripes(state),
+        };
+        state.free.extend(slots);
+        rows
+    }
+
+    /// Ends a claim that outlived the close; the last one gives the ring up.
+    fn end_claim_after_close(self: &Arc<Self>) -> Closed {
+        let mut state = lock(&self.state);
+        state.claims -= 1;
+        let reason = state.closed.clone().unwrap_or(Closed::Stopped);
+        if state.lockstep.is_ending() {
+            self.settle_ending(state);
+            return reason;
+        }
+        let ring = if state.claims == 0 { state.ring.take() } else { None };
+        drop(state);
+        drop(ring);
+        reason
+    }
+
+    /// A lease dropped: the slot is free, and one writer learns of it.
+    fn come_home(&self, slot: u32) {
+        let mut state = lock(&self.state);
+        state.free.push(slot);
+        self.wake_one(state);
+    }
+
+    /// Something may have made room: wakes one parked writer, which wakes the next when it leaves room behind.
+    fn wake_one(&self, state: MutexGuard<'_, State>) {
+        self.note_event();
+        let parked = state.parked > 0;
+        drop(state);
+        if parked {
+            self.room.notify_one();
+        }
+    }
+
+    fn note_event(&self) {
+        self.events.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Waits until something may have made room; false when patience is at its end.
+    fn wait<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        patience: Patience,
+        wait: &mut Wait<'_>,
+    ) -> (MutexGuard<'a, State>, bool) {
+        let left = patience.left();
+        if left.is_some_and(|left| left.is_zero()) {
+            return (state, false);
+        }
+        let begun = *wait.begun.get_or_insert_with(Instant::now);
+        if !wait.spun {
+            wait.spun = true;
+            let seen = self.events.load(Ordering::Relaxed);
+            drop(state);
+            wait.spin.until(|| self.events.load(Ordering::Relaxed) != seen);
+            wait.counters.block(begun.elapsed().as_nanos() as u64);
+            wait.begun = None;
+            return (lock(&self.state), true);
+        }
+        state.parked += 1;
+        state = match left {
+            None => self.room.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner()),
+            Some(left) => self.room.wait_timeout(state, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0,
+        };
+        state.parked -= 1;
+        wait.counters.block(begun.elapsed().as_nanos() as u64);
+        wait.begun = None;
+        (state, true)
+    }
+
+    /// Opens a free slot, if there is one.
+    fn open_slot(&self, state: &mut State) -> Option<(u32, u64)> {
+        let slot = state.free.pop()?;
+        state.opened += 1;
+        Some((slot, state.opened))
+    }
+
+    /// Seals an open slot. `state` must no longer name it; the gate is entered without the lock.
+    fn seal(self: &Arc<Self>, state: MutexGuard<'_, State>, slot: u32, rows: usize, opened: Instant) {
+        let Some(ring) = state.ring.clone() else { return };
+        drop(state);
+        let now = Instant::now();
+        self.counters.stage(Stage::Fill, now - opened);
+        let put = self.batches.put(|sequence| {
+            // Counted inside the gate: whoever takes the batch finds it counted.
+            self.counters.batches.fetch_add(1, Ordering::Relaxed);
+            self.counters.rows.fetch_add(rows as u64, Ordering::Relaxed);
+            Sealed { lease: Lease { slot, home: self.clone(), _ring: ring }, rows, sequence, sealed: now }
+        });
+        if let Err(late) = put {
+            // The gate closed in between: these rows count as dropped, and the lease goes home.
+            self.counters.batches.fetch_sub(1, Ordering::Relaxed);
+            self.counters.rows.fetch_sub(rows as u64, Ordering::Relaxed);
+            self.counters.dropped_rows.fetch_add(rows as u64, Ordering::Relaxed);
+            lock(&self.state).left.untaken_rows += rows as u64;
+            drop(late);
+        }
+    }
+
+    /// The last writer and intake handle are gone: what is complete goes out, then the learner sees the end.
+    pub(crate) fn finish(self: &Arc<Self>) {
+        if self.lockstep.is_none() {
+            self.finish_stripes();
+        } else {
+            self.finish_lockstep(Closed::Ended);
+        }
+    }
+}
+
+/// One verb's wait: spins once, then parks.
+pub(crate) struct Wait<'a> {
+    spin: &'a mut Spin,
+    spun: bool,
+    begun: Option<Instant>,
+    counters: &'a Padded<WriterCounters>,
+}
+
+impl<'a> Wait<'a> {
+    pub(crate) fn new(spin: &'a mut Spin, counters: &'a Padded<WriterCounters>) -> Wait<'a> {
+        Wait { spin, spun: false, begun: None, counters }
+    }
+    fn waited(&self) -> bool {
+        self.spun
+    }
+}

@@ -1,0 +1,460 @@
+//! Rows go where there is room: single steps, and unrolls of free-running lanes.
+//!
+//! An open slot is cut into one contiguous *stripe* per writer, each behind a lock of its own, so that writers do not
+//! meet. A claim takes the next rows of the writer's own stripe, else of the fullest; gaps that dropped steps left are
+//! filled first. When no single run is long enough, the step is *staged*: written in the writer's lane buffer and
+//! copied at commit into whatever rows there are. Free slots are a list, never a cycle, and slots are sealed as they
+//! fill, so one slow writer holds up one slot at the most.
+
+use super::{IntakeGate, NoRoom, State, Wait};
+use crate::error::Closed;
+use crate::metrics::WriterCounters;
+use crate::sync::{Padded, Patience, Spin, lock};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+/// More stripes than this gain nothing: they would be a few rows each.
+const MAX_STRIPES: usize = 64;
+
+/// The stripes of one slot, used while it is open.
+#[derive(Debug)]
+pub(super) struct Cell {
+    stripes: Box<[Padded<Mutex<Stripe>>]>,
+}
+
+impl Cell {
+    pub(super) fn new(rows: usize) -> Cell {
+        Cell { stripes: (0..MAX_STRIPES.min(rows)).map(|_| Padded::default()).collect() }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Stripe {
+    /// Which opening this belongs to; 0 once the gate closed.
+    opening: u64,
+    start: u32,
+    /// Rows from here to `end` were never claimed in this opening.
+    next: u32,
+    end: u32,
+    committed: u32,
+    /// Claims that are neither committed nor dropped.
+    claims: u32,
+}
+
+/// Rows that one writer may write, until it commits or drops them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) slot: u32,
+    pub(crate) start: u32,
+    pub(crate) rows: u32,
+    stripe: u32,
+    opening: u64,
+}
+
+impl Claim {
+    /// Which batch, in order of opening, these rows are part of.
+    pub(crate) fn batch(&self) -> u64 {
+        self.opening - 1
+    }
+}
+
+/// What a claim came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claimed {
+    /// One run of rows, to be written in place.
+    Rows(Claim),
+    /// There is room, but not in one run: write the step in the lane buffer.
+    Staged,
+}
+
+/// Where a writer claimed last.
+#[derive(Debug, Default)]
+pub(crate) struct StripeCursor {
+    /// The writer's index among the writers.
+    writer: usize,
+    slot: u32,
+    stripe: u32,
+    opening: u64,
+    spin: Spin,
+}
+
+impl StripeCursor {
+    pub(crate) fn new(writer: usize) -> StripeCursor {
+        StripeCursor { writer, ..StripeCursor::default() }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Fill {
+    /// Oldest first.
+    open: Vec<Open>,
+    gaps: Vec<Claim>,
+}
+
+#[derive(Debug)]
+struct Open {
+    slot: u32,
+    opening: u64,
+    stripes: u32,
+    /// Stripes that are not complete.
+    left: u32,
+    opened: Instant,
+}
+
+impl Fill {
+    /// The batch, in order of opening, that is being filled now.
+    fn filling(&self, opened: u64) -> u64 {
+        self.open.first().map_or(opened, |open| open.opening - 1)
+    }
+}
+
+impl IntakeGate {
+    /// Claims `rows` rows in one run.
+    pub(crate) fn claim(
+        &self,
+        rows: usize,
+        cursor: &mut StripeCursor,
+        patience: Patience,
+        counters: &Padded<WriterCounters>,
+    ) -> Result<Claimed, NoRoom> {
+        if let Some(claim) = self.claim_own(rows, cursor) {
+            return Ok(Claimed::Rows(claim));
+        }
+        self.claim_slow(cursor, patience, counters, |gate, state, cursor| {
+            if let Some(place) = state.striped.gaps.iter().position(|gap| gap.rows as usize >= rows) {
+                return Some(Claimed::Rows(gate.take_gap(state, place, rows)));
+            }
+            if !state.striped.gaps.is_empty() {
+                return Some(Claimed::Staged);
+            }
+            let mut scraps = false;
+            for open in &state.striped.open {
+                match gate.claim_in(open, rows, rows, cursor) {
+                    Ok(claim) => return Some(Claimed::Rows(claim)),
+                    Err(room) => scraps |= room,
+                }
+            }
+            if scraps || rows > gate.layout.rows {
+                // A step wider than a batch never fits in one run.
+                return (scraps || !state.free.is_empty()).then_some(Claimed::Staged);
+            }
+            gate.open_stripes(state).map(|open| {
+                let claim = gate.claim_in(&open, rows, rows, cursor);
+                state.striped.open.push(open);
+                claim.map_or(Claimed::Staged, Claimed::Rows)
+            })
+        })
+    }
+
+    /// Claims up to `rows` rows in one run, wherever there is one: for staged rows.
+    pub(crate) fn claim_some(
+        &self,
+        rows: usize,
+        cursor: &mut StripeCursor,
+        patience: Patience,
+        counters: &Padded<WriterCounters>,
+    ) -> Result<Claim, NoRoom> {
+        self.claim_slow(cursor, patience, counters, |gate, state, cursor| {
+            if let Some(gap) = state.striped.gaps.first() {
+                let rows = rows.min(gap.rows as usize);
+                return Some(gate.take_gap(state, 0, rows));
+            }
+            for open in &state.striped.open {
+                if let Ok(claim) = gate.claim_in(open, 1, rows, cursor) {
+                    return Some(claim);
+                }
+            }
+            let open = gate.open_stripes(state)?;
+            let claim = gate.claim_in(&open, 1, rows, cursor).ok();
+            state.striped.open.push(open);
+            claim
+        })
+    }
+
+    /// Whether `rows` rows could be claimed within `patience`; claims none of them.
+    pub(crate) fn wait_for_room(
+        &self,
+        rows: usize,
+        cursor: &mut StripeCursor,
+        patience: Patience,
+        counters: &Padded<WriterCounters>,
+    ) -> Result<(), NoRoom> {
+        self.claim_slow(cursor, patience, counters, |gate, state, _| {
+            let gaps: usize = state.striped.gaps.iter().map(|gap| gap.rows as usize).sum();
+            let free = state.free.len() * gate.layout.rows;
+            let open = |open: &Open| {
+                let stripes = &gate.cells[open.slot as usize].stripes[..open.stripes as usize];
+                stripes.iter().map(|stripe| lock(stripe)).map(|s| (s.end - s.next) as usize).sum::<usize>()
+            };
+            (gaps + free + state.striped.open.iter().map(open).sum::<usize>() >= rows).then_some(())
+        })
+    }
+
+    /// The batch that staged rows will begin in, for the lag gate.
+    pub(crate) fn filling(&self) -> u64 {
+        let state = lock(&self.state);
+        state.striped.filling(state.opened)
+    }
+
+    /// The claim's rows are written. They are the learner's when their slot is full.
+    pub(crate) fn commit(self: &Arc<Self>, claim: Claim) -> Result<(), Closed> {
+        let mut stripe = lock(&self.cells[claim.slot as usize].stripes[claim.stripe as usize]);
+        if stripe.opening != claim.opening {
+            drop(stripe);
+            return Err(self.end_claim_after_close());
+        }
+        stripe.claims -= 1;
+        stripe.committed += claim.rows;
+        let complete = stripe.committed == stripe.end - stripe.start;
+        drop(stripe);
+        if complete {
+            self.complete_stripe(claim);
+        }
+        Ok(())
+    }
+
+    /// The claim's rows were not written: as if never claimed.
+    pub(crate) fn unclaim(self: &Arc<Self>, claim: Claim) {
+        let mut stripe = lock(&self.cells[claim.slot as usize].stripes[claim.stripe as usize]);
+        if stripe.opening != claim.opening {
+            drop(stripe);
+            self.end_claim_after_close();
+            return;
+        }
+        stripe.claims -= 1;
+        let was_last = stripe.next == claim.start + claim.rows;
+        if was_last {
+            stripe.next = claim.start;
+        }
+        drop(stripe);
+        let mut state = lock(&self.state);
+        if !was_last && state.closed.is_none() {
+            state.striped.gaps.push(claim);
+            self.gaps_hint.store(true, Ordering::Relaxed);
+        }
+        self.wake_one(state);
+    }
+
+    /// The short way: the next rows of the stripe that the writer claimed in last.
+    #[inline]
+    fn claim_own(&self, rows: usize, cursor: &StripeCursor) -> Option<Claim> {
+        if cursor.opening == 0 || self.gaps_hint.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut stripe = lock(&self.cells[cursor.slot as usize].stripes[cursor.stripe as usize]);
+        if stripe.opening != cursor.opening || ((stripe.end - stripe.next) as usize) < rows {
+            return None;
+        }
+        Some(take_rows(&mut stripe, rows as u32, cursor.slot, cursor.stripe))
+    }
+
+    /// The long way: under the gate's lock, waiting for room if there is none.
+    fn claim_slow<R>(
+        &self,
+        cursor: &mut StripeCursor,
+        patience: Patience,
+        counters: &Padded<WriterCounters>,
+        attempt: impl Fn(&Self, &mut State, &mut StripeCursor) -> Option<R>,
+    ) -> Result<R, NoRoom> {
+        let mut spin = std::mem::take(&mut cursor.spin);
+        let mut wait = Wait::new(&mut spin, counters);
+        let mut state = lock(&self.state);
+        let result = loop {
+            if let Some(closed) = &state.closed {
+                let closed = closed.clone();
+                drop(state);
+                break Err(NoRoom::Closed(closed));
+            }
+            if let Some(done) = attempt(self, &mut state, cursor) {
+                if wait.waited() && state.parked > 0 {
+                    self.wake_one(state); // room may be left for the next
+                } else {
+                    drop(state);
+                }
+                break Ok(done);
+            }
+            let (again, waited) = self.wait(state, patience, &mut wait);
+            state = again;
+            if !waited {
+                drop(state);
+                break Err(NoRoom::Full);
+            }
+        };
+        cursor.spin = spin;
+        result
+    }
+
+    /// Claims `least..=most` rows of an open slot: of the writer's own stripe, else of the fullest. `Err` tells whether
+    /// there was any room at all.
+    fn claim_in(&self, open: &Open, least: usize, most: usize, cursor: &mut StripeCursor) -> Result<Claim, bool> {
+        let stripes = &self.cells[open.slot as usize].stripes[..open.stripes as usize];
+        let own = (cursor.writer % open.stripes as usize) as u32;
+        let room = |index: u32| {
+            let stripe = lock(&stripes[index as usize]);
+            (stripe.end - stripe.next) as usize
+        };
+        let mut best = (room(own), own);
+        if best.0 < least {
+            best = (0..open.stripes).map(|index| (room(index), index)).max_by_key(|&(room, _)| room).unwrap_or(best);
+        }
+        loop {
+            let mut stripe = lock(&stripes[best.1 as usize]);
+            let room = (stripe.end - stripe.next) as usize;
+            if room >= least {
+                (cursor.slot, cursor.stripe, cursor.opening) = (open.slot, best.1, open.opening);
+                return Ok(take_rows(&mut stripe, room.min(most) as u32, open.slot, best.1));
+            }
+            drop(stripe);
+            // Its own writer was quicker: look again. Rooms only shrink here, since dropped claims need the lock of
+            // the gate, which the caller holds, to show up elsewhere.
+            best =
+                (0..open.stripes).map(|index| (self::room_of(&stripes[index as usize]), index)).max().unwrap_or(best);
+            if best.0 < least {
+                return Err(best.0 > 0);
+            }
+        }
+    }
+
+    fn take_gap(&self, state: &mut State, place: usize, rows: usize) -> Claim {
+        let gap = &mut state.striped.gaps[place];
+        let claim = Claim { rows: rows as u32, ..*gap };
+        gap.start += rows as u32;
+        gap.rows -= rows as u32;
+        if gap.rows == 0 {
+            state.striped.gaps.remove(place);
+        }
+        self.gaps_hint.store(!state.striped.gaps.is_empty(), Ordering::Relaxed);
+        lock(&self.cells[claim.slot as usize].stripes[claim.stripe as usize]).claims += 1;
+        claim
+    }
+
+    /// Opens a free slot, cut into one stripe per writer; widths are multiples of the widest writer where they can be.
+    fn open_stripes(&self, state: &mut State) -> Option<Open> {
+        let (slot, opening) = self.open_slot(state)?;
+        let rows = self.layout.rows;
+        let (writers, widest) = self.lanes.writers();
+        let unit = widest.min(rows);
+        let units = rows / unit;
+        let count = writers.clamp(1, units.min(MAX_STRIPES));
+        let mut start = 0;
+        for index in 0..count {
+            let end = if index + 1 == count {
+                rows
+            } else {
+                start + (units / count + usize::from(index < units % count)) * unit
+            };
+            *lock(&self.cells[slot as usize].stripes[index]) =
+                Stripe { opening, start: start as u32, next: start as u32, end: end as u32, committed: 0, claims: 0 };
+            start = end;
+        }
+        Some(Open { slot, opening, stripes: count as u32, left: count as u32, opened: Instant::now() })
+    }
+
+    fn complete_stripe(self: &Arc<Self>, claim: Claim) {
+        let mut state = lock(&self.state);
+        let Some(place) = state.striped.open.iter().position(|open| open.opening == claim.opening) else {
+            return; // closed in between: the rows were counted as dropped there
+        };
+        let open = &mut state.striped.open[place];
+        open.left -= 1;
+        if open.left == 0 {
+            let open = state.striped.open.remove(place);
+            self.seal(state, open.slot, self.layout.rows, open.opened);
+        }
+    }
+
+    /// At the close: no more claims; returns the committed rows that are lost, and the slots.
+    pub(super) fn abandon_stripes(&self, state: &mut State) -> (u64, Vec<u32>) {
+        let (mut rows, mut slots) = (0, Vec::new());
+        state.striped.gaps.clear();
+        self.gaps_hint.store(false, Ordering::Relaxed);
+        for open in std::mem::take(&mut state.striped.open) {
+            for stripe in &self.cells[open.slot as usize].stripes[..open.stripes as usize] {
+                let mut stripe = lock(stripe);
+                stripe.opening = 0;
+                rows += u64::from(stripe.committed);
+                state.claims += stripe.claims as usize;
+            }
+            slots.push(open.slot);
+        }
+        (rows, slots)
+    }
+
+    /// The source ended: gathers the committed rows of all open slots into full batches and a last, partial one.
+    pub(super) fn finish_stripes(self: &Arc<Self>) {
+        let mut state = lock(&self.state);
+        if state.closed.is_some() {
+            return;
+        }
+        state.closed = Some(Closed::Ended);
+        let open = std::mem::take(&mut state.striped.open);
+        let rows: Vec<(u32, usize)> = open.iter().flat_map(|open| self.committed_rows(&state, open)).collect();
+        state.striped.gaps.clear();
+        let targets = open.iter().flat_map(|open| (0..self.layout.rows).map(|row| (open.slot, row)));
+        for (&from, to) in rows.iter().zip(targets) {
+            if from != to {
+                // SAFETY: no writer is left, so this thread, which holds the gate's lock, has every open slot to
+                // itself (invariant 2). Rows move only towards the front of the list of targets, and a row is read
+                // before anything later is written over it, since the k-th row never stands before the k-th target.
+                #[allow(unsafe_code)]
+                unsafe {
+                    self.slots.move_row(from, to)
+                };
+            }
+        }
+        let mut left = rows.len();
+        let mut sealed = Vec::new();
+        for open in open {
+            let rows = left.min(self.layout.rows);
+            left -= rows;
+            if rows == 0 {
+                state.free.push(open.slot);
+            } else {
+                if rows < self.layout.rows {
+                    // SAFETY: as above.
+                    #[allow(unsafe_code)]
+                    unsafe {
+                        self.slots.close_ranks(open.slot, rows)
+                    };
+                }
+                sealed.push((open, rows));
+            }
+        }
+        drop(state);
+        for (open, rows) in sealed {
+            self.seal(lock(&self.state), open.slot, rows, open.opened);
+        }
+        self.batches.end(Closed::Ended);
+        let mut state = lock(&self.state);
+        let ring = state.ring.take();
+        self.announce_close(state);
+        drop(ring);
+    }
+
+    fn committed_rows(&self, state: &MutexGuard<'_, State>, open: &Open) -> Vec<(u32, usize)> {
+        let stripes = &self.cells[open.slot as usize].stripes[..open.stripes as usize];
+        let gap = |row: usize| {
+            let of_slot = state.striped.gaps.iter().filter(|gap| gap.opening == open.opening);
+            of_slot.into_iter().any(|gap| (gap.start..gap.start + gap.rows).contains(&(row as u32)))
+        };
+        let claimed = stripes.iter().flat_map(|stripe| {
+            let mut stripe = lock(stripe);
+            stripe.opening = 0;
+            stripe.start as usize..stripe.next as usize
+        });
+        claimed.filter(|&row| !gap(row)).map(|row| (open.slot, row)).collect()
+    }
+}
+
+fn room_of(stripe: &Padded<Mutex<Stripe>>) -> usize {
+    let stripe = lock(stripe);
+    (stripe.end - stripe.next) as usize
+}
+
+fn take_rows(stripe: &mut Stripe, rows: u32, slot: u32, index: u32) -> Claim {
+    let claim = Claim { slot, start: stripe.next, rows, stripe: index, opening: stripe.opening };
+    stripe.next += rows;
+    stripe.claims += 1;
+    claim
+}

@@ -1,0 +1,344 @@
+//! The learner's end: taking batches.
+//!
+//! Owns the waits before the batch gate: blocking, with a timeout, as an iterator, as a future under any executor, and
+//! over several feeds at once. When the last learner handle is dropped, writers learn that nobody takes batches.
+
+use crate::batch::Batch;
+use crate::error::{Closed, Error, ErrorKind};
+use crate::intake::{IntakeGate, Sealed};
+use crate::sync::{Patience, Spin};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, TryLockError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+/// While the learner holds every batch, none can come: this long it may, since a framework's queue gives back late.
+const ALL_HELD_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Why there is no batch.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NextError {
+    /// Every writer is gone, and every batch was taken.
+    #[error("the feed ended: every writer is gone and every batch was taken")]
+    Ended,
+    /// The learner holds every batch, so none can be filled.
+    #[error(
+        "all {held} of {buffers} buffers are held by batches that were not dropped, so no further one can come: drop a \
+         batch before taking the next, or give the feed more `.buffers`"
+    )]
+    AllHeld {
+        /// Batches held.
+        held: usize,
+        /// Buffers of the feed.
+        buffers: usize,
+    },
+    /// The feed was stopped, or failed.
+    #[error(transparent)]
+    Closed(Closed),
+}
+
+impl From<Closed> for NextError {
+    fn from(closed: Closed) -> NextError {
+        match closed {
+            Closed::Ended | Closed::LaneGone { .. } => NextError::Ended,
+            other => NextError::Closed(other),
+        }
+    }
+}
+
+impl From<NextError> for Error {
+    fn from(error: NextError) -> Error {
+        match error {
+            NextError::Ended => Error::from_source(ErrorKind::Ended, error),
+            NextError::AllHeld { .. } => Error::from_source(ErrorKind::Full, error),
+            NextError::Closed(closed) => closed.into(),
+        }
+    }
+}
+
+/// Takes batches on the host, in the order in which they filled. Dropping it tells the writers that nobody takes
+/// batches any more.
+///
+/// ```
+/// # use pinring::*;
+/// # fn main() -> Result<()> {
+/// # let mut step = Step::new();
+/// # let reward = step.leaf::<f32>("reward", &[]);
+/// # let mut sample = Sample::step(step);
+/// # let column = sample.all(reward);
+/// # let feed = Feed::builder(sample).batch(2).start()?;
+/// let learner = feed.learner()?;
+/// let mut writer = feed.writer(1)?;
+/// std::thread::spawn(move || -> Result<()> {
+///     for i in 0..5 {
+///         let mut step = writer.step()?;
+///         step.put(reward, &[i as f32])?;
+///         step.commit()?;
+///     }
+///     Ok(()) // the writer is dropped: the source ends
+/// });
+/// let rows: Vec<usize> = learner.iter().map(|batch| Ok(batch?.rows())).collect::<Result<_>>()?;
+/// assert_eq!(rows, [2, 2, 1]); // the last batch is partial
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Learner {
+    gate: Arc<IntakeGate>,
+    spin: Mutex<Spin>,
+}
+
+impl Learner {
+    pub(crate) fn new(gate: Arc<IntakeGate>) -> Learner {
+        Learner { gate, spin: Mutex::default() }
+    }
+
+    /// The next batch; waits for it.
+    ///
+    /// # Errors
+    /// [`NextError::Ended`] when every writer is gone and everything was taken; [`NextError::AllHeld`] after one second
+    /// in which the learner held every batch; [`NextError::Closed`] says who stopped the feed.
+    pub fn next_batch(&self) -> Result<Batch, NextError> {
+        loop {
+            if let Some(batch) = self.take(Patience::Forever)? {
+                return Ok(batch);
+            }
+        }
+    }
+
+    /// The next batch, if one is there.
+    ///
+    /// # Errors
+    /// As [`next_batch`](Learner::next_batch); [`NextError::AllHeld`] at once.
+    pub fn try_next(&self) -> Result<Option<Batch>, NextError> {
+        self.take(Patience::None)
+    }
+
+    /// The next batch, if it comes within `timeout`.
+    ///
+    /// # Errors
+    /// As [`next_batch`](Learner::next_batch); [`NextError::AllHeld`] at the timeout if that is shorter than a second.
+    pub fn next_timeout(&self, timeout: Duration) -> Result<Option<Batch>, NextError> {
+        self.take(Patience::timeout(timeout))
+    }
+
+    /// The next batch, as a future: works under any executor, needs none of its own, and may be dropped at any time.
+    ///
+    /// # Errors
+    /// As [`next_batch`](Learner::next_batch).
+    pub fn next_async(&self) -> NextBatch<'_> {
+        NextBatch { learner: self, waker: None, begun: None }
+    }
+
+    /// Batches until the source ends. An error is the last item.
+    pub fn iter(&self) -> Batches<'_> {
+        Batches { learner: self, over: false }
+    }
+
+    /// The next batch of whichever feed has one: its index among `learners`, and the batch. Of several the one that has
+    /// waited longest comes first. `None` after `timeout`. Feeds that ended are passed over; when all have, that is the
+    /// error.
+    ///
+    /// # Errors
+    /// As [`next_batch`](Learner::next_batch), for the first feed that fails.
+    pub fn select(learners: &[&Learner], timeout: Duration) -> Result<Option<(usize, Batch)>, NextError> {
+        let patience = Patience::timeout(timeout);
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        loop {
+            let waiting = |(index, learner): (usize, &&Learner)| {
+                learner.gate.batches.peek(|sealed: &Sealed| sealed.sealed).map(|since| (since, index))
+            };
+            if let Some((_, index)) = learners.iter().enumerate().filter_map(waiting).min()
+                && let Some(batch) = learners[index].try_next()?
+            {
+                return Ok(Some((index, batch)));
+            }
+            let mut ended = 0;
+            for (index, learner) in learners.iter().enumerate() {
+                match learner.take(Patience::None) {
+                    Ok(Some(batch)) => return Ok(Some((index, batch))),
+                    Ok(None) => {}
+                    Err(NextError::Ended) => ended += 1,
+                    // Held by this thread or by a framework's queue: others may go on.
+                    Err(NextError::AllHeld { .. }) if learners.len() > 1 => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            if ended == learners.len() {
+                return Err(NextError::Ended);
+            }
+            let left = patience.left().unwrap_or(ALL_HELD_PATIENCE);
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let ids: Vec<_> = learners.iter().map(|learner| learner.gate.batches.register(&waker)).collect();
+            let open = learners.len() - ended;
+            // A feed that ended or has a batch does not register; with a batch there, look again at once.
+            if ids.iter().flatten().count() >= open {
+                let begun = Instant::now();
+                std::thread::park_timeout(left.min(ALL_HELD_PATIENCE));
+                let blocked = begun.elapsed();
+                learners.iter().for_each(|learner| learner.blocked(blocked));
+            }
+            for (learner, id) in learners.iter().zip(ids) {
+                id.into_iter().for_each(|id| learner.gate.batches.forget(id));
+            }
+        }
+    }
+
+    fn take(&self, patience: Patience) -> Result<Option<Batch>, NextError> {
+        if let Some(sealed) = self.gate.batches.take(Patience::None, &mut Spin::default())? {
+            return Ok(Some(Batch::new(sealed)));
+        }
+        if matches!(patience, Patience::None) {
+            return self.all_held().map_or(Ok(None), Err);
+        }
+        let begun = Instant::now();
+        let mut fresh = Spin::default();
+        let mut kept = match self.spin.try_lock() {
+            Ok(kept) => Some(kept),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let spin = kept.as_deref_mut().unwrap_or(&mut fresh);
+        loop {
+            let slice = patience.left().map_or(ALL_HELD_PATIENCE, |left| left.min(ALL_HELD_PATIENCE));
+            let taken = self.gate.batches.take(Patience::timeout(slice), spin);
+            let over = patience.left().is_some_and(|left| left.is_zero());
+            let result = match taken {
+                Ok(Some(sealed)) => Ok(Some(Batch::new(sealed))),
+                Ok(None) => match self.all_held() {
+                    Some(error) => Err(error),
+                    None if over => Ok(None),
+                    None => continue,
+                },
+                Err(closed) => Err(closed.into()),
+            };
+            self.blocked(begun.elapsed());
+            return result;
+        }
+    }
+
+    fn all_held(&self) -> Option<NextError> {
+        let (held, buffers) = (self.gate.counters.held.load(Ordering::Relaxed), self.gate.buffers);
+        (held >= buffers).then_some(NextError::AllHeld { held, buffers })
+    }
+
+    fn blocked(&self, time: Duration) {
+        self.gate.counters.learner_blocked_ns.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Learner {
+    fn drop(&mut self) {
+        self.gate.close(Closed::LearnerGone);
+    }
+}
+
+/// Wakes the thread that parks in `select`.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// The iterator of [`Learner::iter`].
+///
+/// ```
+/// # use pinring::*;
+/// # fn train(learner: &Learner) -> Result<()> {
+/// for batch in learner.iter() {
+///     let batch = batch?;
+/// #   let _ = batch;
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Batches<'l> {
+    learner: &'l Learner,
+    over: bool,
+}
+
+impl Iterator for Batches<'_> {
+    type Item = Result<Batch, NextError>;
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.over {
+            return None;
+        }
+        let next = self.learner.next_batch();
+        self.over = next.is_err();
+        if matches!(next, Err(NextError::Ended)) { None } else { Some(next) }
+    }
+}
+
+impl<'l> IntoIterator for &'l Learner {
+    type Item = Result<Batch, NextError>;
+    type IntoIter = Batches<'l>;
+    fn into_iter(self) -> Batches<'l> {
+        self.iter()
+    }
+}
+
+/// The future of [`Learner::next_async`].
+///
+/// ```
+/// # use pinring::*;
+/// # async fn train(learner: &Learner) -> Result<()> {
+/// let batch = learner.next_async().await?;
+/// # let _ = batch;
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+#[must_use = "a future does nothing until it is awaited"]
+pub struct NextBatch<'l> {
+    learner: &'l Learner,
+    waker: Option<u64>,
+    begun: Option<Instant>,
+}
+
+impl NextBatch<'_> {
+    fn forget(&mut self) {
+        if let Some(id) = self.waker.take() {
+            self.learner.gate.batches.forget(id);
+        }
+    }
+}
+
+impl Future for NextBatch<'_> {
+    type Output = Result<Batch, NextError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.forget();
+        let begun = *self.begun.get_or_insert_with(Instant::now);
+        let gate = self.learner.gate.clone();
+        loop {
+            let ready = match gate.batches.take(Patience::None, &mut Spin::default()) {
+                Ok(Some(sealed)) => Some(Ok(Batch::new(sealed))),
+                // While every batch is held nothing wakes this task but the ingest actor's watch, once a second.
+                Ok(None) if begun.elapsed() >= ALL_HELD_PATIENCE => self.learner.all_held().map(Err),
+                Ok(None) => None,
+                Err(closed) => Some(Err(closed.into())),
+            };
+            if let Some(ready) = ready {
+                self.learner.blocked(begun.elapsed());
+                self.begun = None;
+                return Poll::Ready(ready);
+            }
+            self.waker = gate.batches.register(context.waker());
+            if self.waker.is_some() {
+                return Poll::Pending;
+            }
+        }
+    }
+}
+
+impl Drop for NextBatch<'_> {
+    fn drop(&mut self) {
+        self.forget();
+    }
+}

@@ -1,0 +1,35 @@
+//! The ring's memory: how much may be had, where it comes from, how it is page-locked, and how it is given back.
+//!
+//! Bottom up: `os` (system calls) → `mapping`, `fork` → `prefault`, `registration` → `ring`. To the side: `budget`
+//! (may we?), `progress` (how far?), `report` (how did it go?), `error` (why not?), `trial` (all of it without a
+//! feed). This module owns the bytes of a feed and knows nothing of what they mean: no schema, no leases, no device
+//! memory, no copies.
+
+#![allow(dead_code, unused_imports, reason = "the feed is built on these items and lands after them")]
+
+mod budget;
+mod error;
+mod fork;
+mod mapping;
+mod os;
+mod prefault;
+mod progress;
+mod registration;
+mod report;
+mod ring;
+mod trial;
+
+#[cfg(all(test, unix))]
+mod tests;
+
+pub use self::budget::{MemoryLimit, MemoryLimitKind};
+pub use self::error::{BudgetRefusal, RegisterRefusal, RingError, SlotEnd};
+pub use self::progress::{PinPhase, PinProgress};
+pub use self::report::{PinReport, PinTimes};
+pub use self::trial::{MapOutcome, PinOutcome, PinTrial};
+
+pub(crate) use self::fork::in_forked_child;
+pub(crate) use self::mapping::stranded_bytes_in_process;
+pub(crate) use self::progress::PinWatch;
+pub(crate) use self::registration::pinned_bytes_in_process;
+pub(crate) use self::ring::{Conditions, Ring, RingPlan};

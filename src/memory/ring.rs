@@ -1,0 +1,265 @@
+//! The ring: every slot of a feed in one mapping, page-locked as a whole or not there at all.
+//!
+//! There are two ways to a ring, and holding one *is* the proof that all its steps succeeded (invariant 1). The order
+//! is: budget, CUDA, map, pre-fault, register, verify; whatever fails, what was done is undone in reverse by the one
+//! `Drop` there is (`registration.rs`). A ring says where its slots are; who may touch them is decided by the leases
+//! above it. Leases share the ring, so that the last of them ends it (invariant 7).
+
+use std::ptr::NonNull;
+use std::time::Instant;
+
+use crate::cuda::Cuda;
+use crate::cuda::types::{CudaFindError, CudaSearch};
+
+use super::budget::HostFiles;
+use super::error::{BudgetRefusal, RingError};
+use super::mapping::{Mapping, Pages};
+use super::prefault::{default_threads, prefault};
+use super::progress::{PinPhase, PinWatch};
+use super::registration::{Held, PIECE_BYTES};
+use super::report::{PinReport, PinTimes};
+
+/// Slots begin and end at multiples of this.
+pub(crate) const SLOT_ALIGN: usize = 4096;
+
+/// The shape of a ring.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RingPlan {
+    /// A multiple of [`SLOT_ALIGN`].
+    pub(crate) slot_bytes: usize,
+    pub(crate) slots: usize,
+}
+
+impl RingPlan {
+    /// Length of the ring in bytes, if there can be such a ring.
+    fn bytes(&self) -> Result<usize, RingError> {
+        let RingPlan { slot_bytes, slots } = *self;
+        if slot_bytes == 0 || slots == 0 {
+            return Err(RingError::ZeroBytes { slots, slot_bytes });
+        }
+        let bytes = slot_bytes.checked_mul(slots).filter(|bytes| isize::try_from(*bytes).is_ok());
+        let bytes = bytes.ok_or(RingError::Overflow { slots, slot_bytes })?;
+        if slot_bytes % SLOT_ALIGN != 0 {
+            return Err(RingError::Misaligned { slot_bytes });
+        }
+        Ok(bytes)
+    }
+}
+
+/// What the making of a ring depends on besides its shape.
+#[derive(Debug, Clone)]
+pub(crate) struct Conditions {
+    /// Where the memory budget is read.
+    pub(crate) host: HostFiles,
+    /// Threads that have the pages faulted in.
+    pub(crate) prefault_threads: usize,
+    /// Whether a ring larger than its budget is tried all the same.
+    pub(crate) ignore_budget: bool,
+    /// About what one registration takes.
+    pub(crate) piece_bytes: usize,
+}
+
+impl Conditions {
+    /// This machine.
+    pub(crate) fn here() -> Conditions {
+        Conditions {
+            host: HostFiles::system(),
+            prefault_threads: default_threads(),
+            ignore_budget: false,
+            piece_bytes: PIECE_BYTES,
+        }
+    }
+}
+
+/// The memory of a feed.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    held: Held,
+    slot_bytes: usize,
+    slots: usize,
+    times: PinTimes,
+    pinned: Option<Pinned>,
+}
+
+/// What is known of a page-locked ring.
+#[derive(Debug)]
+struct Pinned {
+    report: PinReport,
+    /// Of each registration, in the order of the slots: its number of slots and the device's address of the first.
+    pieces: Vec<(usize, u64)>,
+}
+
+impl Ring {
+    /// A ring in ordinary memory: mapped, huge pages asked for, every page present. Opens no CUDA.
+    pub(crate) fn unpinned(plan: &RingPlan, watch: &PinWatch) -> Result<Ring, RingError> {
+        Ring::unpinned_under(&Conditions::here(), plan, watch)
+    }
+
+    /// A ring of which every byte is page-locked for every device, and was verified to be.
+    pub(crate) fn pinned(plan: &RingPlan, search: &CudaSearch, watch: &PinWatch) -> Result<Ring, RingError> {
+        Ring::pinned_under(&Conditions::here(), plan, || Cuda::find(search), watch)
+    }
+
+    /// As [`unpinned`](Ring::unpinned), on terms of the caller's.
+    pub(crate) fn unpinned_under(
+        conditions: &Conditions,
+        plan: &RingPlan,
+        watch: &PinWatch,
+    ) -> Result<Ring, RingError> {
+        let bytes = plan.bytes()?;
+        let _running = watch.begin(bytes);
+        check_budget(bytes, conditions)?;
+        let mut times = PinTimes::default();
+        let (held, _) = map(conditions, plan, bytes, None, watch, &mut times)?;
+        watch.enter(PinPhase::Done)?;
+        tracing::debug!(bytes, slots = plan.slots, "ring mapped");
+        Ok(Ring { held, slot_bytes: plan.slot_bytes, slots: plan.slots, times, pinned: None })
+    }
+
+    /// As [`pinned`](Ring::pinned), on terms of the caller's, with the CUDA that `find` finds.
+    pub(crate) fn pinned_under(
+        conditions: &Conditions,
+        plan: &RingPlan,
+        find: impl FnOnce() -> Result<Cuda, CudaFindError>,
+        watch: &PinWatch,
+    ) -> Result<Ring, RingError> {
+        let bytes = plan.bytes()?;
+        let _running = watch.begin(bytes);
+        check_budget(bytes, conditions)?;
+
+        let mut times = PinTimes::default();
+        watch.enter(PinPhase::FindingCuda)?;
+        let began = Instant::now();
+        let cuda = find().map_err(Box::new)?;
+        times.find = began.elapsed();
+
+        // From here on `held` undoes everything if a later line returns.
+        let (mut held, prefault_threads) = map(conditions, plan, bytes, Some(cuda.clone()), watch, &mut times)?;
+
+        watch.enter(PinPhase::Registering)?;
+        let began = Instant::now();
+        held.register(conditions.piece_bytes, watch, &conditions.host)?;
+        times.register = began.elapsed();
+
+        watch.enter(PinPhase::Verifying)?;
+        let began = Instant::now();
+        held.verify(watch)?;
+        let addresses = held.device_addresses()?;
+        times.verify = began.elapsed();
+
+        watch.enter(PinPhase::Done)?;
+        let report = PinReport {
+            cuda: cuda.report(),
+            page_locked_bytes: bytes,
+            slots_verified: plan.slots,
+            pieces: held.pieces().len(),
+            prefault_threads,
+            huge_page_bytes: held.mapping().pages().map(|pages| pages.huge),
+            times,
+        };
+        tracing::info!(bytes, slots = plan.slots, library = %cuda.library().display(), "ring page-locked");
+        let pieces = held.pieces().iter().map(|piece| piece.len()).zip(addresses).collect();
+        let pinned = Some(Pinned { report, pieces });
+        Ok(Ring { held, slot_bytes: plan.slot_bytes, slots: plan.slots, times, pinned })
+    }
+
+    /// The first byte of slot `index`.
+    ///
+    /// # Panics
+    /// If there is no such slot: a bug of the caller.
+    pub(crate) fn slot(&self, index: usize) -> NonNull<u8> {
+        self.held.slot(index)
+    }
+
+    /// Number of slots.
+    pub(crate) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Bytes of each slot.
+    pub(crate) fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// Bytes of all slots.
+    pub(crate) fn bytes(&self) -> usize {
+        self.slot_bytes * self.slots
+    }
+
+    /// Whether the ring is page-locked: as a whole, or not.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.pinned.is_some()
+    }
+
+    /// How it came to be page-locked; `None` for an unpinned ring.
+    pub(crate) fn report(&self) -> Option<&PinReport> {
+        self.pinned.as_ref().map(|pinned| &pinned.report)
+    }
+
+    /// How long its making took.
+    pub(crate) fn times(&self) -> &PinTimes {
+        &self.times
+    }
+
+    /// What the kernel has behind the ring now; `None` where it does not say.
+    pub(super) fn pages(&self) -> Option<Pages> {
+        self.held.mapping().pages()
+    }
+
+    /// The address under which devices reach slot `index`; `None` for an unpinned ring.
+    ///
+    /// # Panics
+    /// If there is no such slot: a bug of the caller.
+    pub(crate) fn device_address(&self, index: usize) -> Option<u64> {
+        assert!(index < self.slots, "slot {index} of {}", self.slots);
+        let mut index = index;
+        for (slots, address) in &self.pinned.as_ref()?.pieces {
+            if index < *slots {
+                return Some(address + (index * self.slot_bytes) as u64);
+            }
+            index -= slots;
+        }
+        None
+    }
+
+    /// Whether this ring belongs to a parent of this process: its bytes read zero here, and nobody may copy from it.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.held.stamp().is_inherited()
+    }
+}
+
+/// Refuses a ring that this process has no memory for. Nothing has been allocated.
+fn check_budget(bytes: usize, conditions: &Conditions) -> Result<(), RingError> {
+    if conditions.ignore_budget {
+        return Ok(());
+    }
+    let budget = conditions.host.budget();
+    let asked = bytes as u64;
+    match budget.tightest().cloned() {
+        Some(tightest) if tightest.headroom < asked => {
+            Err(RingError::from(Box::new(BudgetRefusal { asked, tightest, limits: budget.limits })))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Maps and pre-faults; also returns how many threads did.
+fn map(
+    conditions: &Conditions,
+    plan: &RingPlan,
+    bytes: usize,
+    cuda: Option<Cuda>,
+    watch: &PinWatch,
+    times: &mut PinTimes,
+) -> Result<(Held, usize), RingError> {
+    watch.enter(PinPhase::Mapping)?;
+    let began = Instant::now();
+    let mapping = Mapping::new(bytes).map_err(|source| RingError::Map { operation: "map", bytes, source })?;
+    times.map = began.elapsed();
+
+    watch.enter(PinPhase::Prefaulting)?;
+    let began = Instant::now();
+    let threads = prefault(&mapping, conditions.prefault_threads, watch)?;
+    times.prefault = began.elapsed();
+    Ok((Held::new(mapping, plan.slot_bytes, plan.slots, cuda), threads))
+}

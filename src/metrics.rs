@@ -1,0 +1,295 @@
+//! Counters, always on: what passed, what was dropped, and where time goes.
+//!
+//! Owns one set of counters per writer (written by its thread alone, so they cost a plain store) and the histograms that
+//! take one record a batch. What it does not do: export. [`Metrics`] is a plain struct; hand it to whatever the
+//! embedding program uses.
+
+use crate::sync::{Padded, lock};
+use hdrhistogram::Histogram;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A snapshot of a feed's counters. Every count starts at 0 with the feed and only grows, except the levels
+/// `batches_waiting`, `batches_held`, `free_slots` and `writers`.
+///
+/// ```
+/// # use pinring::*;
+/// # fn main() -> Result<()> {
+/// # let mut step = Step::new();
+/// # let reward = step.leaf::<f32>("reward", &[]);
+/// # let feed = Feed::builder(Sample::step(step)).batch(2).start()?;
+/// let mut writer = feed.writer(1)?;
+/// for _ in 0..4 {
+///     let mut step = writer.step()?;
+///     step.put(reward, &[1.0])?;
+///     step.commit()?;
+/// }
+/// let metrics = feed.metrics();
+/// assert_eq!((metrics.steps, metrics.batches, metrics.batches_waiting), (4, 2, 2));
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Metrics {
+    /// Lane-steps committed: a writer of 16 lanes counts 16 a commit.
+    pub steps: u64,
+    /// Rows delivered in sealed batches.
+    pub rows: u64,
+    /// Batches sealed.
+    pub batches: u64,
+    /// Batches that the learner took.
+    pub batches_taken: u64,
+    /// Rows that were written in a lane buffer and copied, because they did not fit in one run of their slot; always
+    /// every row for unrolls of free-running lanes.
+    pub staged_rows: u64,
+    /// Whole samples dropped: by `DropNewest` or a timeout on a full ring, or at the stop.
+    pub dropped_rows: u64,
+    /// Steps that never became part of a row: of unrolls cut by `abandon`, a dropped writer, or the stop.
+    pub unfinished_steps: u64,
+    /// Commits refused because a leaf with `reject_non_finite` held NaN or an infinity.
+    pub rejected_steps: u64,
+    /// Episodes that ended.
+    pub episodes: u64,
+    /// Finished episodes that nobody took from `Feed::episodes` in time.
+    pub episodes_dropped: u64,
+    /// Time that writers waited for room in the ring, summed over writers.
+    pub writer_blocked: Duration,
+    /// Time that writers waited at the lag gate for newer weights, summed over writers.
+    pub policy_blocked: Duration,
+    /// Time that the learner waited for a batch.
+    pub learner_blocked: Duration,
+    /// First row claimed to batch sealed.
+    pub fill: Latency,
+    /// Batch sealed to batch taken.
+    pub wait: Latency,
+    /// Batch taken to batch dropped.
+    pub hold: Latency,
+    /// Versions published between acting and taking, one record a row.
+    pub lag: Lag,
+    /// Writers alive.
+    pub writers: usize,
+    /// Slots nobody uses.
+    pub free_slots: usize,
+    /// Sealed batches that wait for the learner.
+    pub batches_waiting: usize,
+    /// Batches in the learner's hands.
+    pub batches_held: usize,
+    /// Bytes of this feed's ring that are page-locked: all of it, or 0 with pinning off.
+    pub page_locked_bytes: usize,
+}
+
+/// A latency distribution; relative error below 1 %.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // the names are the documentation
+pub struct Latency {
+    pub count: u64,
+    pub p50: Duration,
+    pub p90: Duration,
+    pub p99: Duration,
+    pub max: Duration,
+}
+
+/// The distribution of the policy lag, in versions.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[allow(missing_docs)] // the names are the documentation
+pub struct Lag {
+    pub rows: u64,
+    pub mean: f64,
+    pub p50: u64,
+    pub p99: u64,
+    pub max: u64,
+}
+
+/// One writer's counters: written by its thread only, read by anyone.
+#[derive(Debug, Default)]
+pub(crate) struct WriterCounters {
+    steps: AtomicU64,
+    staged_rows: AtomicU64,
+    dropped_rows: AtomicU64,
+    unfinished_steps: AtomicU64,
+    rejected_steps: AtomicU64,
+    blocked_ns: AtomicU64,
+    policy_blocked_ns: AtomicU64,
+}
+
+macro_rules! bump {
+    ($($name:ident: $field:ident),*) => {$(
+        #[inline]
+        pub(crate) fn $name(&self, by: u64) {
+            // One writing thread: a load and a store, no locked instruction.
+            self.$field.store(self.$field.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+        }
+    )*};
+}
+
+impl WriterCounters {
+    bump!(step: steps, stage: staged_rows, drop_rows: dropped_rows, leave_unfinished: unfinished_steps,
+          reject: rejected_steps, block: blocked_ns, block_on_policy: policy_blocked_ns);
+
+    fn add_to(&self, total: &mut Metrics) {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        total.steps += get(&self.steps);
+        total.staged_rows += get(&self.staged_rows);
+        total.dropped_rows += get(&self.dropped_rows);
+        total.unfinished_steps += get(&self.unfinished_steps);
+        total.rejected_steps += get(&self.rejected_steps);
+        total.writer_blocked += Duration::from_nanos(get(&self.blocked_ns));
+        total.policy_blocked += Duration::from_nanos(get(&self.policy_blocked_ns));
+    }
+}
+
+/// The feed's counters behind [`Metrics`].
+#[derive(Debug)]
+pub(crate) struct Counters {
+    writers: Mutex<Writers>,
+    pub(crate) rows: AtomicU64,
+    pub(crate) batches: AtomicU64,
+    pub(crate) taken: AtomicU64,
+    /// Rows dropped by the feed itself: unsealed or untaken at the stop.
+    pub(crate) dropped_rows: AtomicU64,
+    pub(crate) episodes: AtomicU64,
+    pub(crate) episodes_dropped: AtomicU64,
+    pub(crate) learner_blocked_ns: AtomicU64,
+    /// Batches in the learner's hands.
+    pub(crate) held: AtomicUsize,
+    stages: Mutex<Stages>,
+}
+
+#[derive(Debug, Default)]
+struct Writers {
+    alive: Vec<Arc<Padded<WriterCounters>>>,
+    /// The sum over writers that are gone.
+    gone: Metrics,
+}
+
+#[derive(Debug)]
+struct Stages {
+    fill: Histogram<u64>,
+    wait: Histogram<u64>,
+    hold: Histogram<u64>,
+    lag: Histogram<u64>,
+}
+
+/// The stages that a batch passes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stage {
+    Fill,
+    Wait,
+    Hold,
+}
+
+impl Counters {
+    pub(crate) fn new() -> Counters {
+        let histogram = || Histogram::new(2).expect("2 significant digits are within hdrhistogram's range of 0 to 5");
+        Counters {
+            writers: Mutex::default(),
+            rows: AtomicU64::new(0),
+            batches: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
+            dropped_rows: AtomicU64::new(0),
+            episodes: AtomicU64::new(0),
+            episodes_dropped: AtomicU64::new(0),
+            learner_blocked_ns: AtomicU64::new(0),
+            held: AtomicUsize::new(0),
+            stages: Mutex::new(Stages { fill: histogram(), wait: histogram(), hold: histogram(), lag: histogram() }),
+        }
+    }
+
+    pub(crate) fn writer(&self) -> Arc<Padded<WriterCounters>> {
+        let counters = Arc::new(Padded::default());
+        lock(&self.writers).alive.push(Arc::clone(&counters));
+        counters
+    }
+
+    pub(crate) fn writer_gone(&self, counters: &Arc<Padded<WriterCounters>>) {
+        let mut writers = lock(&self.writers);
+        writers.alive.retain(|other| !Arc::ptr_eq(other, counters));
+        counters.add_to(&mut writers.gone);
+    }
+
+    pub(crate) fn stage(&self, stage: Stage, took: Duration) {
+        let mut stages = lock(&self.stages);
+        let histogram = match stage {
+            Stage::Fill => &mut stages.fill,
+            Stage::Wait => &mut stages.wait,
+            Stage::Hold => &mut stages.hold,
+        };
+        histogram.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Records the lag of every row of a batch.
+    pub(crate) fn lag(&self, lags: impl Iterator<Item = u64>) {
+        let mut stages = lock(&self.stages);
+        lags.for_each(|lag| stages.lag.saturating_record(lag));
+    }
+
+    /// Everything but the levels, which the gates know.
+    pub(crate) fn snapshot(&self) -> Metrics {
+        let writers = lock(&self.writers);
+        let mut metrics = writers.gone.clone();
+        writers.alive.iter().for_each(|writer| writer.add_to(&mut metrics));
+        metrics.writers = writers.alive.len();
+        drop(writers);
+        metrics.rows = self.rows.load(Ordering::Relaxed);
+        metrics.batches = self.batches.load(Ordering::Relaxed);
+        metrics.batches_taken = self.taken.load(Ordering::Relaxed);
+        metrics.dropped_rows += self.dropped_rows.load(Ordering::Relaxed);
+        metrics.episodes = self.episodes.load(Ordering::Relaxed);
+        metrics.episodes_dropped = self.episodes_dropped.load(Ordering::Relaxed);
+        metrics.learner_blocked = Duration::from_nanos(self.learner_blocked_ns.load(Ordering::Relaxed));
+        metrics.batches_held = self.held.load(Ordering::Relaxed);
+        let stages = lock(&self.stages);
+        metrics.fill = latency(&stages.fill);
+        metrics.wait = latency(&stages.wait);
+        metrics.hold = latency(&stages.hold);
+        metrics.lag = Lag {
+            rows: stages.lag.len(),
+            mean: stages.lag.mean(),
+            p50: stages.lag.value_at_quantile(0.5),
+            p99: stages.lag.value_at_quantile(0.99),
+            max: stages.lag.max(),
+        };
+        metrics
+    }
+}
+
+fn latency(histogram: &Histogram<u64>) -> Latency {
+    let at = |quantile| Duration::from_nanos(histogram.value_at_quantile(quantile));
+    Latency {
+        count: histogram.len(),
+        p50: at(0.5),
+        p90: at(0.9),
+        p99: at(0.99),
+        max: Duration::from_nanos(histogram.max()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_a_writer_that_is_gone_stay() {
+        let counters = Counters::new();
+        let (first, second) = (counters.writer(), counters.writer());
+        first.step(3);
+        second.step(4);
+        counters.writer_gone(&first);
+        let metrics = counters.snapshot();
+        assert_eq!((metrics.steps, metrics.writers), (7, 1));
+    }
+
+    #[test]
+    fn latencies_are_within_one_percent() {
+        let counters = Counters::new();
+        for micros in 1..=1000 {
+            counters.stage(Stage::Fill, Duration::from_micros(micros));
+        }
+        let fill = counters.snapshot().fill;
+        assert_eq!(fill.count, 1000);
+        for (got, expected) in [(fill.p50, 500.0), (fill.p90, 900.0), (fill.p99, 990.0), (fill.max, 1000.0)] {
+            assert!((got.as_secs_f64() * 1e6 / expected - 1.0).abs() < 0.01, "{got:?} for {expected} µs");
+        }
+    }
+}

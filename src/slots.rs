@@ -1,0 +1,182 @@
+//! Raw access to the ring's slots, and what the host knows of each row.
+//!
+//! Owns the arithmetic from slot, row and step to an address, the copies between lane buffers and slots, and the row
+//! records. It does not own the ring: whoever calls holds a claim or a lease, and the ring outlives both (invariants
+//! 2 and 7). What it does not do: decide who may touch which row.
+
+use crate::layout::{Layout, Place};
+use std::cell::UnsafeCell;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// What the host knows of one row of a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RowRecord {
+    pub lane: u32,
+    /// Real steps in the row: below T only where an unroll was padded.
+    pub length: u32,
+    /// The lane's step that the row begins with, counted from 0.
+    pub first_step: u64,
+    /// The version of the weights that the row's first step was acted with.
+    pub version: u64,
+}
+
+/// Every slot of the ring, as addresses.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    pub(crate) layout: Arc<Layout>,
+    base: NonNull<u8>,
+    records: Box<[UnsafeCell<RowRecord>]>,
+}
+
+// SAFETY: `base` is only followed, and a record only touched, by the holder of a claim or a lease on that row, and those
+// are unique (invariant 2: stripes hand out each row once per lap, a lease is not cloned).
+unsafe impl Send for Slots {}
+// SAFETY: as above; a shared `Slots` gives no access by itself, each access is an `unsafe fn` with that duty.
+unsafe impl Sync for Slots {}
+
+impl Slots {
+    /// `base` is the ring's first slot; slots lie `layout.slot_bytes` apart.
+    pub(crate) fn new(layout: Arc<Layout>, base: NonNull<u8>, slots: usize) -> Slots {
+        let records = (0..slots * layout.rows).map(|_| UnsafeCell::default()).collect();
+        Slots { layout, base, records }
+    }
+
+    /// Bytes of row records for a ring of that many slots.
+    pub(crate) fn record_bytes(rows: usize, slots: usize) -> usize {
+        rows * slots * size_of::<RowRecord>()
+    }
+
+    /// The first byte of a slot. Following it is up to the caller's claim or lease.
+    #[inline]
+    pub(crate) fn slot(&self, slot: u32) -> *mut u8 {
+        self.base.as_ptr().wrapping_add(slot as usize * self.layout.slot_bytes)
+    }
+
+    /// # Safety
+    /// The caller holds a claim on that row, or the slot's lease.
+    #[inline]
+    pub(crate) unsafe fn set_record(&self, slot: u32, row: usize, record: RowRecord) {
+        let cell = &self.records[slot as usize * self.layout.rows + row];
+        // SAFETY: nobody else touches this row's record while the caller holds its claim (invariant 2).
+        unsafe { *cell.get() = record }
+    }
+
+    /// # Safety
+    /// The caller holds the slot's lease (or a claim on that row) and no `set_record` runs beside it.
+    #[inline]
+    pub(crate) unsafe fn record(&self, slot: u32, row: usize) -> RowRecord {
+        let cell = &self.records[slot as usize * self.layout.rows + row];
+        // SAFETY: as for `set_record`: a sealed slot has no writer (invariant 2).
+        unsafe { *cell.get() }
+    }
+
+    /// Writes `value` at (row, step) of a derived column.
+    ///
+    /// # Safety
+    /// The caller holds a claim on that row; `T` is the column's type; `step` is below the column's steps.
+    #[inline]
+    pub(crate) unsafe fn set_derived<T: Copy>(&self, slot: u32, column: usize, row: usize, step: usize, value: T) {
+        let layout = &self.layout.columns[column];
+        let at = layout.offset + row * layout.row_stride + step * layout.step_stride;
+        // SAFETY: `at` lies inside the slot by the layout (its tests place every value), and the row is the caller's.
+        unsafe { self.slot(slot).add(at).cast::<T>().write(value) }
+    }
+
+    /// Copies the whole of row `from.1` of slot `from.0` to row `to.1` of slot `to.0`.
+    ///
+    /// # Safety
+    /// The caller holds both rows exclusively, and they are different rows.
+    pub(crate) unsafe fn move_row(&self, from: (u32, usize), to: (u32, usize)) {
+        for column in &self.layout.columns {
+            for step in 0..column.steps {
+                let at = |row: usize| column.offset + row * column.row_stride + step * column.step_stride;
+                // SAFETY: both ends lie inside their slots by the layout; different rows never overlap.
+                unsafe {
+                    let source = self.slot(from.0).add(at(from.1));
+                    let target = self.slot(to.0).add(at(to.1));
+                    std::ptr::copy_nonoverlapping(source, target, column.item_bytes);
+                }
+            }
+        }
+        // SAFETY: the caller holds both rows.
+        unsafe { self.set_record(to.0, to.1, self.record(from.0, from.1)) }
+    }
+
+    /// Closes the gaps that a time-major slot of only `rows` rows has between its steps, so that each column is one
+    /// contiguous `[T, rows, …]` array.
+    ///
+    /// # Safety
+    /// The caller holds the whole slot exclusively.
+    pub(crate) unsafe fn close_ranks(&self, slot: u32, rows: usize) {
+        if !self.layout.time_major {
+            return;
+        }
+        for column in &self.layout.columns {
+            for step in 1..column.steps {
+                let bytes = rows * column.item_bytes;
+                // SAFETY: both ends lie inside the column; the target never lies behind the source, and `copy` allows
+                // them to overlap.
+                unsafe {
+                    let start = self.slot(slot).add(column.offset);
+                    std::ptr::copy(start.add(step * column.step_stride), start.add(step * bytes), bytes);
+                }
+            }
+        }
+    }
+}
+
+/// Copies `lanes` values of one leaf, lane by lane, from one pair of (address of lane 0, bytes between lanes) to another.
+///
+/// # Safety
+/// All values of `bytes` bytes at both ends are the caller's to read and write, and the ends do not overlap.
+#[inline]
+pub(crate) unsafe fn copy_lanes(from: (*const u8, usize), to: (*mut u8, usize), bytes: usize, lanes: usize) {
+    if from.1 == bytes && to.1 == bytes {
+        // SAFETY: contiguous at both ends, so this is exactly the values that the caller vouches for.
+        unsafe { std::ptr::copy_nonoverlapping(from.0, to.0, bytes * lanes) }
+        return;
+    }
+    for lane in 0..lanes {
+        // SAFETY: one value of the caller's.
+        unsafe { std::ptr::copy_nonoverlapping(from.0.add(lane * from.1), to.0.add(lane * to.1), bytes) }
+    }
+}
+
+/// Zeroes `lanes` values of one leaf.
+///
+/// # Safety
+/// All of them are the caller's to write.
+#[inline]
+pub(crate) unsafe fn zero_lanes(to: (*mut u8, usize), bytes: usize, lanes: usize) {
+    for lane in 0..lanes {
+        // SAFETY: one value of the caller's.
+        unsafe { std::ptr::write_bytes(to.0.add(lane * to.1), 0, bytes) }
+    }
+}
+
+/// A writer's own steps in ordinary memory: what cannot be written in place.
+#[derive(Debug)]
+pub(crate) struct LaneBuffer {
+    pub(crate) places: Vec<Place>,
+    /// Zeroed at the start, so every value in it is a valid element from the beginning.
+    bytes: Box<[UnsafeCell<Line>]>,
+}
+
+#[derive(Debug)]
+#[repr(C, align(64))]
+#[allow(dead_code)] // only its bytes matter
+struct Line([u8; 64]);
+
+impl LaneBuffer {
+    pub(crate) fn new(places: Vec<Place>, bytes: usize) -> LaneBuffer {
+        let lines = bytes.div_ceil(size_of::<Line>());
+        LaneBuffer { places, bytes: (0..lines).map(|_| UnsafeCell::new(Line([0; 64]))).collect() }
+    }
+
+    /// The first byte. Everything in the buffer is its writer's alone, and a writer is not shared.
+    #[inline]
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.bytes.as_ptr().cast_mut().cast()
+    }
+}

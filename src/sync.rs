@@ -1,0 +1,87 @@
+//! Small things that every lock and every wait in the crate share.
+//!
+//! Owns the rule for poisoned locks, deadlines, and the short spin before a thread parks.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Locks, also when another thread panicked while it held the lock: every critical section in this crate leaves its
+/// state whole at each point where it could panic, and a fault is reported by the actor's exit, not by poison.
+#[inline]
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How long a verb may wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Patience {
+    /// `try_…`.
+    None,
+    /// `…_timeout`.
+    Until(Instant),
+    /// The plain verb.
+    Forever,
+}
+
+impl Patience {
+    pub(crate) fn timeout(timeout: Duration) -> Patience {
+        Instant::now().checked_add(timeout).map_or(Patience::Forever, Patience::Until)
+    }
+
+    /// The time left: `None` is without end.
+    pub(crate) fn left(self) -> Option<Duration> {
+        match self {
+            Patience::None => Some(Duration::ZERO),
+            Patience::Until(deadline) => Some(deadline.saturating_duration_since(Instant::now())),
+            Patience::Forever => None,
+        }
+    }
+}
+
+/// Spins before parking, for at most 20 µs, while that pays: a spin that was in vain makes the next ones rarer, so that
+/// a thread that waits long (a writer before a full ring) costs nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Spin {
+    /// Waits to go straight to sleep before the next spin.
+    skip: u32,
+    in_vain: u32,
+}
+
+impl Spin {
+    const LIMIT: Duration = Duration::from_micros(20);
+
+    /// Spins until `ready`, and says whether it became so.
+    pub(crate) fn until(&mut self, ready: impl Fn() -> bool) -> bool {
+        if self.skip > 0 {
+            self.skip -= 1;
+            return ready();
+        }
+        let begun = Instant::now();
+        loop {
+            for _ in 0..16 {
+                if ready() {
+                    self.in_vain = 0;
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if begun.elapsed() >= Spin::LIMIT {
+                self.in_vain = (self.in_vain + 1).min(6);
+                self.skip = (1 << self.in_vain) - 1;
+                return false;
+            }
+        }
+    }
+}
+
+/// Keeps what it holds on cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Padded<T>(pub(crate) T);
+
+impl<T> std::ops::Deref for Padded<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}

@@ -1,0 +1,130 @@
+//! Single steps, written in the slot: the slot that writers filled is the batch.
+
+use super::{OpenStep, PolicyError, StepError, Target, Way, Writer};
+use crate::intake::{Claimed, NoRoom, StripeCursor};
+use crate::slots::{RowRecord, copy_lanes};
+use crate::sync::Patience;
+use crate::weights::Weights;
+use crate::writer::CommitError;
+use std::sync::Arc;
+use std::time::Instant;
+
+impl Writer {
+    pub(super) fn begin_in_place(&mut self, patience: Patience, explicit: bool) -> Result<OpenStep, StepError> {
+        let drops_newest = self.drops_newest() && !explicit;
+        let Way::InPlace(cursor) = &mut self.way else { unreachable!("`begin` matched the way") };
+        match self.gate.claim(self.lanes.len(), cursor, patience, &self.counters) {
+            Ok(Claimed::Rows(claim)) => {
+                Ok(OpenStep { target: Target::Rows(claim), row: claim.start as usize, step: 0 })
+            }
+            // Written aside; the commit finds rows for it, or drops it and counts.
+            Ok(Claimed::Staged) => Ok(OpenStep { target: Target::Buffer, row: 0, step: 0 }),
+            Err(NoRoom::Full) if drops_newest => Ok(OpenStep { target: Target::Buffer, row: 0, step: 0 }),
+            Err(no_room) => Err(self.step_error(no_room)),
+        }
+    }
+
+    pub(super) fn policy_in_place<W: Send + Sync + 'static>(
+        &mut self,
+        weights: &Weights<W>,
+    ) -> Result<(u64, Arc<W>), PolicyError> {
+        if let Some(lag) = &self.gate.lag {
+            // The batch that these rows lie in: a row that holds a slot open must never wait for a later batch.
+            let batch = match self.target() {
+                Target::Rows(claim) => claim.batch(),
+                _ => self.gate.filling(),
+            };
+            self.wait_for_version(lag.needed(batch))?;
+        }
+        Ok(weights.latest())
+    }
+
+    pub(super) fn commit_in_place(&mut self) -> Result<(), CommitError> {
+        let version = self.version.unwrap_or(0);
+        match self.target() {
+            Target::Rows(claim) => {
+                for lane in 0..self.lanes.len() {
+                    self.finish_step_row(claim.slot, claim.start as usize + lane, lane, version);
+                }
+                self.account(version); // reads the reward, so before the rows are given away
+                Ok(self.gate.commit(claim)?)
+            }
+            _ => self.commit_staged_step(version),
+        }
+    }
+
+    /// Copies a step from the lane buffer into whatever rows there are: gaps first, then the open slots, then the next.
+    fn commit_staged_step(&mut self, version: u64) -> Result<(), CommitError> {
+        let (patience, lanes) = (self.gate.when_full.patience(), self.lanes.len());
+        let mut done = 0;
+        let stopped = loop {
+            if done == lanes {
+                break None;
+            }
+            let claim = self.claim_some(lanes - done, patience);
+            let claim = match claim {
+                Ok(claim) => claim,
+                Err(no_room) => break Some(no_room),
+            };
+            let (row, rows) = (claim.start as usize, claim.rows as usize);
+            for (slot, buffer) in self.in_slot.iter().zip(&self.buffer.places) {
+                let from = (self.buffer.base().wrapping_add(buffer.at(done, 0)).cast_const(), buffer.row_stride);
+                let to = (self.gate.slots.slot(claim.slot).wrapping_add(slot.at(row, 0)), slot.row_stride);
+                // SAFETY: rows `done..` of the lane buffer are this writer's; `claim` makes the slot's rows its own
+                // (invariant 2); ring and lane buffer never overlap.
+                unsafe { copy_lanes(from, to, slot.bytes, rows) };
+            }
+            for lane in done..done + rows {
+                self.finish_step_row(claim.slot, row + lane - done, lane, version);
+            }
+            if let Err(closed) = self.gate.commit(claim) {
+                break Some(NoRoom::Closed(closed));
+            }
+            self.counters.stage(rows as u64);
+            done += rows;
+        };
+        self.account(version);
+        self.settle_drop(lanes - done, stopped)
+    }
+
+    /// Writes the derived columns and the record of one row that holds one step.
+    fn finish_step_row(&mut self, slot: u32, row: usize, lane: usize, version: u64) {
+        let flags = self.lanes.flags(lane);
+        let first_step = self.lanes.get(lane).steps;
+        let record = RowRecord { lane: (self.seat.lanes.start + lane) as u32, length: 1, first_step, version };
+        self.set_flags(slot, row, 0, flags, version);
+        // SAFETY: the row is claimed by this writer (invariant 2).
+        unsafe { self.gate.slots.set_record(slot, row, record) };
+    }
+
+    pub(super) fn claim_some(&mut self, rows: usize, patience: Patience) -> Result<crate::intake::Claim, NoRoom> {
+        let cursor: &mut StripeCursor = match &mut self.way {
+            Way::InPlace(cursor) | Way::Staged(cursor) => cursor,
+            Way::Lockstep(_) => unreachable!("lockstep rows are fixed and never claimed"),
+        };
+        self.gate.claim_some(rows, cursor, patience, &self.counters)
+    }
+
+    /// What a commit answers when `rows` whole samples found no place.
+    pub(super) fn settle_drop(&mut self, rows: usize, stopped: Option<NoRoom>) -> Result<(), CommitError> {
+        self.counters.drop_rows(rows as u64);
+        match stopped {
+            None => Ok(()),
+            Some(NoRoom::Closed(closed)) => Err(closed.into()),
+            Some(NoRoom::Full) if self.drops_newest() => Ok(()),
+            Some(NoRoom::Full) => Err(CommitError::Full { dropped_rows: rows }),
+        }
+    }
+
+    /// Waits at the lag gate.
+    pub(super) fn wait_for_version(&self, version: u64) -> Result<(), PolicyError> {
+        let Some(lag) = &self.gate.lag else { return Ok(()) };
+        if lag.versions.newest() >= version {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let reached = lag.versions.wait(version, None, || self.gate.closed());
+        self.counters.block_on_policy(begun.elapsed().as_nanos() as u64);
+        reached.map(drop).map_err(PolicyError::Closed)
+    }
+}

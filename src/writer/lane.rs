@@ -1,0 +1,255 @@
+//! What a writer knows of each of its lanes, and of the step it writes.
+//!
+//! Owns episode accounts, the marks of the open step (ended, masked), which leaves were written, and for staged unrolls
+//! the flags of the steps in the lane buffer.
+
+use crate::element::{Element, with_element};
+use crate::episodes::End;
+use crate::layout::Layout;
+
+/// Reads one value as `f64`. Unsafe: see [`read_f64`].
+type Read = unsafe fn(*const u8) -> f64;
+/// Finds the first value that is NaN or infinite. Unsafe: see [`find_non_finite`].
+type FindNonFinite = unsafe fn(*const u8, usize) -> Option<usize>;
+
+/// # Safety
+/// `from` is a leaf's place of element type `T`: aligned, and holding a valid element, since rings and lane buffers
+/// start zeroed and only values of the leaf's type are written there.
+unsafe fn read_f64<T: Element>(from: *const u8) -> f64 {
+    // SAFETY: the caller's duty.
+    unsafe { from.cast::<T>().read() }.to_f64()
+}
+
+/// # Safety
+/// As for `read_f64`, for `elements` elements.
+unsafe fn find_non_finite<T: Element>(from: *const u8, elements: usize) -> Option<usize> {
+    // SAFETY: the caller's duty.
+    (0..elements).find(|&i| !unsafe { from.cast::<T>().add(i).read() }.is_finite())
+}
+
+#[derive(Debug)]
+pub(super) struct Lanes {
+    states: Vec<LaneState>,
+    /// Marks of the open step.
+    ends: Vec<Option<End>>,
+    masked: Vec<bool>,
+    /// Whether any mark is set, so that most steps need not look.
+    marked: bool,
+    /// Lanes whose final observation was put in the open step.
+    pub(super) finals: Vec<bool>,
+    pub(super) reward: Option<(usize, Read)>,
+    pub(super) reject: Vec<(usize, FindNonFinite)>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LaneState {
+    /// Steps committed.
+    pub(super) steps: u64,
+    pub(super) episode_steps: u64,
+    pub(super) ret: f64,
+    /// Staged unrolls: the writer's tick that the current unroll began at.
+    pub(super) unroll_start: u64,
+    /// Staged unrolls: whether the lag gate counted the current unroll.
+    pub(super) begun: bool,
+}
+
+impl Lanes {
+    pub(super) fn new(layout: &Layout, lanes: usize) -> Lanes {
+        let reward = layout.reward.and_then(|leaf| {
+            let read = with_element!(layout.leaves[leaf].dtype, T => read_f64::<T> as Read, absent => return None);
+            Some((leaf, read))
+        });
+        let reject = layout.leaves.iter().enumerate().filter(|(_, leaf)| leaf.reject_non_finite);
+        let reject = reject.filter_map(|(index, leaf)| {
+            let find = with_element!(leaf.dtype, T => find_non_finite::<T> as FindNonFinite, absent => return None);
+            Some((index, find))
+        });
+        Lanes {
+            states: vec![LaneState::default(); lanes],
+            ends: vec![None; lanes],
+            masked: vec![false; lanes],
+            marked: false,
+            finals: vec![false; lanes],
+            reward,
+            reject: reject.collect(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.states.len()
+    }
+
+    #[inline]
+    pub(super) fn state(&mut self, lane: usize) -> &mut LaneState {
+        &mut self.states[lane]
+    }
+
+    #[inline]
+    pub(super) fn get(&self, lane: usize) -> LaneState {
+        self.states[lane]
+    }
+
+    pub(super) fn mark_end(&mut self, lane: usize, end: End) {
+        self.ends[lane] = Some(end);
+        self.marked = true;
+    }
+
+    pub(super) fn mark_masked(&mut self, lane: usize) {
+        self.masked[lane] = true;
+        self.marked = true;
+    }
+
+    #[inline]
+    pub(super) fn clear_marks(&mut self) {
+        if self.marked {
+            self.ends.fill(None);
+            self.masked.fill(false);
+            self.finals.fill(false);
+            self.marked = false;
+        }
+    }
+
+    #[inline]
+    pub(super) fn flags(&self, lane: usize) -> Flags {
+        let first = self.states[lane].episode_steps == 0;
+        if !self.marked {
+            return Flags { end: None, masked: false, first };
+        }
+        // A step that carries no transition does not begin an episode either: the next one does.
+        Flags { end: self.ends[lane], masked: self.masked[lane], first: first && !self.masked[lane] }
+    }
+
+    pub(super) fn begin_episode(&mut self, lane: usize) {
+        let state = &mut self.states[lane];
+        (state.episode_steps, state.ret) = (0, 0.0);
+    }
+}
+
+/// What a writer said of one step of one lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Flags {
+    pub(super) end: Option<End>,
+    pub(super) masked: bool,
+    /// The observation is the first of its episode.
+    pub(super) first: bool,
+}
+
+/// Which leaves of the open step were written.
+#[derive(Debug)]
+pub(super) struct Written {
+    leaves: usize,
+    lanes: usize,
+    /// One bit a leaf: written for every lane.
+    whole: Vec<u64>,
+    /// One flag a leaf and lane, for leaves written lane by lane.
+    single: Vec<bool>,
+    any_single: bool,
+}
+
+impl Written {
+    pub(super) fn new(leaves: usize, lanes: usize) -> Written {
+        Written {
+            leaves,
+            lanes,
+            whole: vec![0; leaves.div_ceil(64)],
+            single: vec![false; leaves * lanes],
+            any_single: false,
+        }
+    }
+
+    #[inline]
+    pub(super) fn clear(&mut self) {
+        self.whole.fill(0);
+        if self.any_single {
+            self.single.fill(false);
+            self.any_single = false;
+        }
+    }
+
+    #[inline]
+    pub(super) fn set(&mut self, leaf: usize) {
+        self.whole[leaf / 64] |= 1 << (leaf % 64);
+    }
+
+    #[inline]
+    pub(super) fn is_whole(&self, leaf: usize) -> bool {
+        self.whole[leaf / 64] >> (leaf % 64) & 1 == 1
+    }
+
+    pub(super) fn set_lane(&mut self, leaf: usize, lane: usize) {
+        self.single[leaf * self.lanes + lane] = true;
+        self.any_single = true;
+    }
+
+    pub(super) fn is_set(&self, leaf: usize, lane: usize) -> bool {
+        self.is_whole(leaf) || (self.any_single && self.single[leaf * self.lanes + lane])
+    }
+
+    /// The first lane for which `leaf` was not written.
+    pub(super) fn missing_lane(&self, leaf: usize) -> Option<usize> {
+        if self.is_whole(leaf) { None } else { (0..self.lanes).find(|&lane| !self.is_set(leaf, lane)) }
+    }
+
+    /// The first leaf that was not written, and the first lane for which it was not.
+    #[inline]
+    pub(super) fn missing(&self) -> Option<(usize, usize)> {
+        let full = |index: usize| {
+            let bits = (self.leaves - index * 64).min(64);
+            u64::MAX >> (64 - bits)
+        };
+        if self.whole.iter().enumerate().all(|(index, &bits)| bits == full(index)) {
+            return None;
+        }
+        (0..self.leaves).find_map(|leaf| self.missing_lane(leaf).map(|lane| (leaf, lane)))
+    }
+}
+
+/// Flags and versions of the steps in the lane buffer.
+#[derive(Debug)]
+pub(super) struct History {
+    lanes: usize,
+    entries: Vec<(Flags, u64)>,
+}
+
+impl History {
+    pub(super) fn new(depth: usize, lanes: usize) -> History {
+        History { lanes, entries: vec![(Flags::default(), 0); depth * lanes] }
+    }
+    pub(super) fn set(&mut self, step: usize, lane: usize, flags: Flags, version: u64) {
+        self.entries[step * self.lanes + lane] = (flags, version);
+    }
+    pub(super) fn get(&self, step: usize, lane: usize) -> (Flags, u64) {
+        self.entries[step * self.lanes + lane]
+    }
+    /// Bytes a lane, for the footprint.
+    pub(super) fn lane_bytes(depth: usize) -> usize {
+        depth * size_of::<(Flags, u64)>()
+    }
+}
+
+/// Bytes a lane beside its buffer, for the footprint.
+pub(crate) fn lane_state_bytes(leaves: usize, depth: usize) -> usize {
+    size_of::<LaneState>() + size_of::<Option<End>>() + 2 * size_of::<bool>() + leaves + History::lane_bytes(depth)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_names_the_first_leaf_and_lane() {
+        let mut written = Written::new(70, 2);
+        assert_eq!(written.missing(), Some((0, 0)));
+        (0..69).for_each(|leaf| written.set(leaf));
+        assert_eq!(written.missing(), Some((69, 0)));
+        written.set_lane(69, 0);
+        assert_eq!(written.missing(), Some((69, 1)));
+        written.set_lane(69, 1);
+        assert_eq!(written.missing(), None);
+        written.clear();
+        assert_eq!(written.missing(), Some((0, 0)));
+        let mut written = Written::new(64, 1);
+        (0..64).for_each(|leaf| written.set(leaf));
+        assert_eq!(written.missing(), None);
+    }
+}

@@ -1,0 +1,298 @@
+//! Writing steps: lanes that step together.
+//!
+//! A [`Writer`] owns its lanes' state (episode, unroll, lane buffer) and drives the intake gate; a [`StepMut`] is the
+//! step that it writes now. Three ways lead into the ring, chosen by the sample: `in_place` (single steps), `lockstep`
+//! (rows fixed by lane) and `staged` (unrolls of free-running lanes). What it does not do: run environments, or touch a
+//! row that it has no claim on.
+
+mod in_place;
+mod lane;
+mod lockstep;
+mod staged;
+mod step;
+
+pub(crate) use lane::lane_state_bytes;
+pub use step::{CommitError, FinalMut, PolicyError, PutError, StepError, StepMut};
+
+use crate::episodes::End;
+use crate::error::{Error, ErrorKind, Result};
+use crate::intake::{Claim, IntakeGate, NoRoom, Seat, StripeCursor, WhenFull};
+use crate::layout::{Layout, Place};
+use crate::metrics::WriterCounters;
+use crate::sample::Kind;
+use crate::slots::LaneBuffer;
+use crate::sync::{Padded, Patience};
+use lane::{History, Lanes, Written};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Writes the steps of one or more lanes (environments) that step together. `Send`: make it here, move it to its thread.
+///
+/// ```
+/// use pinring::*;
+/// # fn main() -> Result<()> {
+/// let mut step = Step::new();
+/// let obs = step.observation::<f32>("obs", &[4]);
+/// let reward = step.leaf::<f32>("reward", &[]);
+/// let feed = Feed::builder(Sample::step(step)).batch(4).start()?;
+/// let mut writer = feed.writer(2)?; // two lanes
+/// let mut s = writer.step()?;
+/// s.view_mut(obs).fill(0.5); // in place: [2, 4]
+/// s.put(reward, &[1.0, -1.0])?; // from a slice: one value a lane
+/// s.commit()?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Writer {
+    gate: Arc<IntakeGate>,
+    seat: Seat,
+    seed: u64,
+    counters: Arc<Padded<WriterCounters>>,
+    in_slot: Vec<Place>,
+    buffer: LaneBuffer,
+    lanes: Lanes,
+    written: Written,
+    history: History,
+    way: Way,
+    /// The step being written. It stays here when its `StepMut` is forgotten, and is undone by the next call.
+    open: Option<OpenStep>,
+    /// Steps that this writer committed.
+    tick: u64,
+    /// The version that the open step acts with, once `policy` was asked.
+    version: Option<u64>,
+}
+
+/// How steps reach the ring.
+#[derive(Debug)]
+enum Way {
+    InPlace(StripeCursor),
+    Lockstep(lockstep::State),
+    Staged(StripeCursor),
+}
+
+/// Where the open step is written.
+#[derive(Clone, Copy, Debug)]
+struct OpenStep {
+    target: Target,
+    row: usize,
+    step: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    /// Rows claimed in an open slot.
+    Rows(Claim),
+    /// The lanes' own rows of a lockstep slot, with a claim open.
+    Lockstep { slot: u32 },
+    /// The lane buffer.
+    Buffer,
+}
+
+impl Target {
+    fn slot(self) -> Option<u32> {
+        match self {
+            Target::Rows(claim) => Some(claim.slot),
+            Target::Lockstep { slot } => Some(slot),
+            Target::Buffer => None,
+        }
+    }
+}
+
+/// Steps that a writer's lane buffer holds.
+pub(crate) fn buffer_depth(layout: &Layout, lockstep: bool) -> usize {
+    match layout.kind {
+        Kind::Unroll { steps } if !lockstep => steps + 1 + usize::from(layout.within_episode),
+        _ => 1,
+    }
+}
+
+impl Writer {
+    pub(crate) fn new(gate: Arc<IntakeGate>, seat: Seat, seed: u64) -> Result<Writer> {
+        let layout = gate.layout.clone();
+        let lanes = seat.lanes.len();
+        let depth = buffer_depth(&layout, gate.lockstep.is_some());
+        let (places, bytes) = Place::in_lane_buffer(&layout, lanes, depth)?;
+        let way = match (gate.lockstep, layout.kind) {
+            (Some(_), _) => Way::Lockstep(lockstep::State::default()),
+            (None, Kind::Step) => Way::InPlace(StripeCursor::new(seat.index)),
+            (None, Kind::Unroll { .. }) => Way::Staged(StripeCursor::new(seat.index)),
+        };
+        let counters = gate.counters.writer();
+        Ok(Writer {
+            in_slot: Place::in_slot(&layout),
+            buffer: LaneBuffer::new(places, bytes),
+            lanes: Lanes::new(&layout, lanes),
+            written: Written::new(layout.leaves.len(), lanes),
+            history: History::new(depth, lanes),
+            way,
+            open: None,
+            tick: 0,
+            version: None,
+            gate,
+            seat,
+            seed,
+            counters,
+        })
+    }
+
+    /// The lanes that this writer drives, as numbered in batches and episodes.
+    pub fn lanes(&self) -> Range<usize> {
+        self.seat.lanes.clone()
+    }
+
+    /// A seed for the `lane`-th of this writer's lanes: a function of the feed's seed and the lane's number alone, so
+    /// that environments get the same one whatever the threads.
+    ///
+    /// # Panics
+    /// If the writer has no such lane.
+    pub fn seed(&self, lane: usize) -> u64 {
+        assert!(lane < self.seat.lanes.len(), "lane {lane} of a writer of {} lanes", self.seat.lanes.len());
+        let mut seed = [0; 32];
+        seed[..8].copy_from_slice(&self.seed.to_le_bytes());
+        seed[8..16].copy_from_slice(&((self.seat.lanes.start + lane) as u64).to_le_bytes());
+        StdRng::from_seed(seed).next_u64()
+    }
+
+    /// Begins the next step of every lane; waits for room as [`WhenFull`] says.
+    ///
+    /// # Errors
+    /// [`StepError::Full`] if the ring is full and the feed does not block; [`StepError::Closed`] says why nothing can
+    /// be written any more.
+    pub fn step(&mut self) -> Result<StepMut<'_>, StepError> {
+        let patience = self.gate.when_full.patience();
+        self.begin(patience, false)
+    }
+
+    /// Begins the next step if that needs no waiting.
+    ///
+    /// # Errors
+    /// As [`step`](Writer::step), whatever `WhenFull` says.
+    pub fn try_step(&mut self) -> Result<StepMut<'_>, StepError> {
+        self.begin(Patience::None, true)
+    }
+
+    /// Begins the next step, waiting for room at most for `timeout`.
+    ///
+    /// # Errors
+    /// As [`step`](Writer::step), whatever `WhenFull` says.
+    pub fn step_timeout(&mut self, timeout: Duration) -> Result<StepMut<'_>, StepError> {
+        self.begin(Patience::timeout(timeout), true)
+    }
+
+    /// Gives up the episode that `lane` is in, as after its environment crashed: its unfinished unroll is dropped and
+    /// counted, and its next step is the first of a new episode.
+    ///
+    /// # Errors
+    /// In lockstep every batch needs every lane, so there it is refused ([`ErrorKind::Misuse`]).
+    ///
+    /// # Panics
+    /// If the writer has no such lane.
+    pub fn abandon(&mut self, lane: usize) -> Result<()> {
+        assert!(lane < self.lanes.len(), "lane {lane} of a writer of {} lanes", self.lanes.len());
+        if let Way::Lockstep(_) = self.way {
+            return Err(Error::new(
+                ErrorKind::Misuse,
+                "a lane of a lockstep feed cannot be abandoned: every batch needs every lane; end its episode instead",
+            ));
+        }
+        self.undo();
+        if let Way::Staged(_) = self.way {
+            self.give_up_unroll(lane);
+        }
+        self.lanes.begin_episode(lane);
+        Ok(())
+    }
+
+    /// `explicit`: the caller chose the patience, so it holds for samples that are only completed by this step too.
+    fn begin(&mut self, patience: Patience, explicit: bool) -> Result<StepMut<'_>, StepError> {
+        self.undo();
+        self.written.clear();
+        self.version = None;
+        let open = match self.way {
+            Way::InPlace(_) => self.begin_in_place(patience, explicit)?,
+            Way::Lockstep(_) => self.begin_lockstep(patience)?,
+            Way::Staged(_) => self.begin_staged(patience, explicit)?,
+        };
+        self.open = Some(open);
+        Ok(StepMut { writer: self, done: false })
+    }
+
+    /// Ends the open step, if any, as if it had never begun.
+    fn undo(&mut self) {
+        self.lanes.clear_marks();
+        match self.open.take().map(|open| open.target) {
+            Some(Target::Rows(claim)) => self.gate.unclaim(claim),
+            Some(Target::Lockstep { .. }) => drop(self.gate.lockstep_end_claim()),
+            Some(Target::Buffer) | None => {}
+        }
+    }
+
+    fn step_error(&self, no_room: NoRoom) -> StepError {
+        match no_room {
+            NoRoom::Full => StepError::Full { buffers: self.gate.buffers },
+            NoRoom::Closed(closed) => StepError::Closed(closed),
+        }
+    }
+
+    /// Whether a full ring means a dropped sample instead of an error.
+    fn drops_newest(&self) -> bool {
+        self.gate.when_full == WhenFull::DropNewest
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.undo();
+        let gone = match self.way {
+            Way::InPlace(_) => None,
+            Way::Lockstep(_) => Some(self.first_incomplete_unroll()),
+            Way::Staged(_) => {
+                (0..self.lanes.len()).for_each(|lane| self.give_up_unroll(lane));
+                None
+            }
+        };
+        self.gate.counters.writer_gone(&self.counters);
+        if let Some(unroll) = gone {
+            self.gate.lockstep_gone(unroll, self.seat.lanes.clone());
+        }
+        if self.gate.lanes.leave(&self.seat) {
+            self.gate.finish();
+        }
+    }
+}
+
+impl Writer {
+    /// Writes the derived columns of one step of one row, but for the observation after the last step.
+    #[inline]
+    fn set_flags(&self, slot: u32, row: usize, step: usize, flags: lane::Flags, version: u64) {
+        let (slots, derived) = (&self.gate.slots, self.gate.layout.derived);
+        // SAFETY (all five): the caller has a claim on the row (invariant 2); types and steps are the columns' own.
+        unsafe {
+            if let Some(column) = derived.terminated {
+                slots.set_derived(slot, column, row, step, flags.end == Some(End::Terminated));
+            }
+            if let Some(column) = derived.truncated {
+                slots.set_derived(slot, column, row, step, flags.end == Some(End::Truncated));
+            }
+            if let Some(column) = derived.mask {
+                slots.set_derived(slot, column, row, step, !flags.masked);
+            }
+            if let Some(column) = derived.policy_version {
+                slots.set_derived(slot, column, row, step, version as i64);
+            }
+            if let Some(column) = derived.is_first {
+                slots.set_derived(slot, column, row, step, flags.first);
+            }
+        }
+    }
+
+    /// Writes `is_first` of one observation.
+    fn set_is_first(&self, slot: u32, row: usize, step: usize, first: bool) {
+        if let Some(column) = self.gate.layout.derived.is_first {
+            // SAFETY: the caller has a claim on the row (invariant 2).
+            unsafe { self.gate.slots.set_derived(slot, column, row, step, first) };
+        }
+    }
+}

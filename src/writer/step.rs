@@ -1,0 +1,595 @@
+//! The step that a writer writes now: views, values, marks, and its commit.
+
+use super::{Target, Way, Writer};
+use crate::element::{DType, Element};
+use crate::episodes::{End, Episode};
+use crate::error::{Closed, Error, ErrorKind};
+use crate::schema::Leaf;
+use crate::slots::{copy_lanes, zero_lanes};
+use crate::weights::Weights;
+use ndarray::{ArrayBase, ArrayView, ArrayViewD, ArrayViewMut, ArrayViewMutD, Data, Dimension, IxDyn, ShapeBuilder};
+use std::sync::Arc;
+
+/// Why no step was begun.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StepError {
+    /// There is no room for a whole sample, and the feed (or the verb) does not wait longer. Nothing was begun.
+    #[error(
+        "the ring is full: all {buffers} buffers are filled, waiting or held by the learner; wait with `step_timeout`, \
+         give the feed more `.buffers`, or let the learner drop its batches sooner"
+    )]
+    Full {
+        /// Buffers of the feed.
+        buffers: usize,
+    },
+    /// Nothing can be written any more.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+}
+
+/// Why a value was not taken. The step stays open and as it was.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PutError {
+    /// The number of values is wrong.
+    #[error("leaf `{leaf}` takes {expected} values here ({lanes} lanes of shape {shape:?}), got {got}")]
+    Length {
+        /// The leaf.
+        leaf: String,
+        /// Lanes that the call writes.
+        lanes: usize,
+        /// One lane's shape.
+        shape: Vec<usize>,
+        /// Values that it takes; for `put_padded` the most.
+        expected: usize,
+        /// Values that came.
+        got: usize,
+    },
+    /// The shape of an array is wrong.
+    #[error("leaf `{leaf}` takes an array of shape {expected:?} (lanes first), got {got:?}")]
+    Shape {
+        /// The leaf.
+        leaf: String,
+        /// The shape that it takes.
+        expected: Vec<usize>,
+        /// The shape that came.
+        got: Vec<usize>,
+    },
+    /// The writer has no such lane.
+    #[error("lane {lane} does not exist: this writer has {lanes} lanes, counted from 0")]
+    Lane {
+        /// The lane that was named.
+        lane: usize,
+        /// Lanes of the writer.
+        lanes: usize,
+    },
+    /// The handle belongs to another step.
+    #[error("a leaf of another step was passed: use the handles of the step that this feed was built from")]
+    Foreign,
+    /// This sample keeps no final observation.
+    #[error(
+        "leaf `{leaf}` keeps no final observation here: only observations of unrolls with `within_episode(true)` do; \
+         elsewhere write the value of the final observation in a leaf such as `bootstrap_value`"
+    )]
+    NoFinal {
+        /// The leaf.
+        leaf: String,
+    },
+}
+
+/// Why a policy was not given. The step stays open.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// `policy` stands between observation and action: it hands the observation in.
+    #[error("write every observation before asking for the policy: leaf `{leaf}` was not written")]
+    Observation {
+        /// The first observation leaf that was not written.
+        leaf: String,
+    },
+    /// The exact version that lockstep calls for is no longer kept.
+    #[error(
+        "lockstep acts with version {needed} now, but only {oldest} to {newest} are kept: publish once for each batch"
+    )]
+    VersionGone {
+        /// The version that this unroll must act with.
+        needed: u64,
+        /// The oldest version kept.
+        oldest: u64,
+        /// The newest version.
+        newest: u64,
+    },
+    /// The lag gate watches other weights.
+    #[error("these are not the weights that `max_policy_lag` was given: pass the same `Weights` (or a clone) here")]
+    OtherWeights,
+    /// The unroll that this observation completes found no room and was dropped, as `WhenFull` says.
+    #[error("the ring is full: {dropped_rows} completed unrolls were dropped")]
+    Full {
+        /// Unrolls that were dropped.
+        dropped_rows: usize,
+    },
+    /// Nothing can be written any more.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+}
+
+/// Why a step was not committed. Unless the variant says otherwise it is as if the step had never begun.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommitError {
+    /// A leaf was not written.
+    #[error("leaf `{leaf}` was not written for lane {lane}: every leaf must be written before each commit")]
+    Unwritten {
+        /// The leaf.
+        leaf: String,
+        /// The first lane without it, counted within the writer.
+        lane: usize,
+    },
+    /// A leaf that rejects them holds NaN or an infinity.
+    #[error("leaf `{leaf}` of lane {lane} holds {value} at index {index}, and it rejects non-finite values")]
+    NonFinite {
+        /// The leaf.
+        leaf: String,
+        /// The lane, counted within the writer.
+        lane: usize,
+        /// The flat index within the lane's value.
+        index: usize,
+        /// The value, as text.
+        value: String,
+    },
+    /// The feed bounds the policy lag, and this step did not ask for its policy.
+    #[error("the feed has a `max_policy_lag`: every step must ask `policy` between its observation and its action")]
+    PolicyNotAsked,
+    /// There was no room within the feed's patience. The step itself counts; these whole samples were dropped.
+    #[error("the ring is full: {dropped_rows} whole samples were dropped")]
+    Full {
+        /// Samples that were dropped.
+        dropped_rows: usize,
+    },
+    /// Handing in the last unroll failed.
+    #[error(transparent)]
+    Policy(PolicyError),
+    /// Nothing can be written any more.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+}
+
+macro_rules! into_error {
+    ($($type:ty { $($pattern:pat => $kind:ident),* })*) => {$(
+        impl From<$type> for Error {
+            fn from(error: $type) -> Error {
+                #[allow(unreachable_patterns)]
+                let kind = match &error {
+                    $($pattern => ErrorKind::$kind,)*
+                    _ => ErrorKind::Input,
+                };
+                if let Some(closed) = closed_of(&error) {
+                    return Error::from_source(Error::from(closed).kind(), error);
+                }
+                Error::from_source(kind, error)
+            }
+        }
+    )*};
+}
+into_error! {
+    StepError { StepError::Full { .. } => Full }
+    PutError {}
+    PolicyError { PolicyError::Full { .. } => Full, PolicyError::OtherWeights | PolicyError::VersionGone { .. } => Misuse }
+    CommitError { CommitError::Full { .. } | CommitError::Policy(PolicyError::Full { .. }) => Full }
+}
+
+fn closed_of(error: &(dyn std::error::Error + 'static)) -> Option<Closed> {
+    if let Some(StepError::Closed(closed)) = error.downcast_ref() {
+        return Some(closed.clone());
+    }
+    if let Some(PolicyError::Closed(closed)) = error.downcast_ref() {
+        return Some(closed.clone());
+    }
+    match error.downcast_ref() {
+        Some(CommitError::Closed(closed) | CommitError::Policy(PolicyError::Closed(closed))) => Some(closed.clone()),
+        _ => None,
+    }
+}
+
+/// The step that a [`Writer`] writes now. Write every leaf, then [`commit`](StepMut::commit); dropped without a commit,
+/// it is as if it had never begun.
+///
+/// ```
+/// # use pinring::*;
+/// # fn main() -> Result<()> {
+/// # let mut step = Step::new();
+/// let obs = step.observation::<f32>("obs", &[3]);
+/// let action = step.leaf::<i64>("action", &[]);
+/// # let feed = Feed::builder(Sample::step(step)).batch(2).start()?;
+/// # let mut writer = feed.writer(2)?;
+/// let mut s = writer.step()?;
+/// s.view_mut(obs).fill(1.0);
+/// let seen = s.view(obs).sum(); // the policy reads the observation where the env wrote it
+/// s.put(action, &[seen as i64; 2])?;
+/// s.end(1, End::Terminated);
+/// s.commit()?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+#[must_use = "a step that is not committed never began"]
+pub struct StepMut<'w> {
+    pub(super) writer: &'w mut Writer,
+    pub(super) done: bool,
+}
+
+impl Drop for StepMut<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.writer.undo();
+        }
+    }
+}
+
+impl StepMut<'_> {
+    /// A leaf's values to write in place: `[lanes, …]`. The first view of a step is zeroed, so that whatever the caller
+    /// leaves out is zero and never an older step's bytes; later ones show what was written.
+    ///
+    /// In a batch-major unroll written in place (lockstep), lanes lie T values apart: the view is strided.
+    ///
+    /// # Panics
+    /// If the leaf belongs to another step.
+    pub fn view_mut<T: Element>(&mut self, leaf: Leaf<T>) -> ArrayViewMutD<'_, T> {
+        let index = self.writer.own(leaf).unwrap_or_else(|error| panic!("{error}"));
+        let (at, stride) = self.writer.place(index);
+        if !self.writer.written.is_whole(index) {
+            for lane in 0..self.writer.lanes.len() {
+                if !self.writer.written.is_set(index, lane) {
+                    // SAFETY: the open step's rows are this writer's (invariant 2), and `place` names them.
+                    unsafe { zero_lanes((at.wrapping_add(lane * stride), 0), self.writer.in_slot[index].bytes, 1) };
+                }
+            }
+            self.writer.written.set(index);
+        }
+        let shape = self.writer.view_shape(index, stride, size_of::<T>());
+        // SAFETY: `place` gives the leaf's `lanes` values, aligned and valid for `T`, and the borrow of the step keeps
+        // every other access away until the view is dropped.
+        unsafe { ArrayViewMut::from_shape_ptr(shape, at.cast()) }
+    }
+
+    /// A leaf's values as they were written in this step: `[lanes, …]`.
+    ///
+    /// # Panics
+    /// If the leaf belongs to another step, or was not written for every lane yet.
+    pub fn view<T: Element>(&self, leaf: Leaf<T>) -> ArrayViewD<'_, T> {
+        let index = self.writer.own(leaf).unwrap_or_else(|error| panic!("{error}"));
+        if let Some(lane) = self.writer.written.missing_lane(index) {
+            panic!("leaf `{}` is read before it was written for lane {lane}", self.writer.leaf_name(index));
+        }
+        let (at, stride) = self.writer.place(index);
+        let shape = self.writer.view_shape(index, stride, size_of::<T>());
+        // SAFETY: as for `view_mut`; the values were written in this step.
+        unsafe { ArrayView::from_shape_ptr(shape, at.cast_const().cast()) }
+    }
+
+    /// Writes a leaf of every lane from a slice: `lanes × elements` values, lane by lane.
+    ///
+    /// # Errors
+    /// [`PutError::Length`] gives both numbers.
+    #[inline]
+    pub fn put<T: Element>(&mut self, leaf: Leaf<T>, values: &[T]) -> Result<(), PutError> {
+        let index = self.writer.own(leaf)?;
+        let (bytes, lanes) = (self.writer.in_slot[index].bytes, self.writer.lanes.len());
+        if size_of_val(values) != bytes * lanes {
+            return Err(self.writer.length(index, lanes, values.len()));
+        }
+        let to = self.writer.place(index);
+        // SAFETY: `values` holds exactly the leaf's values, and `place` names the open step's own (invariant 2).
+        unsafe { copy_lanes((values.as_ptr().cast(), bytes), to, bytes, lanes) };
+        self.writer.written.set(index);
+        Ok(())
+    }
+
+    /// Writes a leaf of every lane from any array of shape `[lanes, …]`, contiguous or not.
+    ///
+    /// # Errors
+    /// [`PutError::Shape`] gives both shapes.
+    pub fn put_array<T: Element, S: Data<Elem = T>, D: Dimension>(
+        &mut self,
+        leaf: Leaf<T>,
+        array: &ArrayBase<S, D>,
+    ) -> Result<(), PutError> {
+        let index = self.writer.own(leaf)?;
+        let (at, stride) = self.writer.place(index);
+        let mut expected = vec![self.writer.lanes.len()];
+        expected.extend_from_slice(&self.writer.gate.layout.leaves[index].shape);
+        if array.shape() != expected {
+            let (leaf, got) = (self.writer.leaf_name(index).to_owned(), array.shape().to_vec());
+            return Err(PutError::Shape { leaf, expected, got });
+        }
+        let shape = self.writer.view_shape(index, stride, size_of::<T>());
+        // SAFETY: as for `view_mut`; every value is assigned below, so none needs zeroing.
+        let mut view: ArrayViewMutD<'_, T> = unsafe { ArrayViewMut::from_shape_ptr(shape, at.cast()) };
+        view.assign(&array.view().into_dyn());
+        self.writer.written.set(index);
+        Ok(())
+    }
+
+    /// Writes a leaf of one lane, counted within the writer.
+    ///
+    /// # Errors
+    /// [`PutError::Length`] or [`PutError::Lane`].
+    pub fn put_lane<T: Element>(&mut self, leaf: Leaf<T>, lane: usize, values: &[T]) -> Result<(), PutError> {
+        let index = self.writer.own(leaf)?;
+        if size_of_val(values) != self.writer.in_slot[index].bytes {
+            return Err(self.writer.length(index, 1, values.len()));
+        }
+        self.writer.put_some(index, lane, values)
+    }
+
+    /// Writes the first values of one lane's leaf and zeroes the rest: for lists of varying length in a leaf as long as
+    /// the longest.
+    ///
+    /// # Errors
+    /// [`PutError::Length`] if there are more values than the leaf holds, or [`PutError::Lane`].
+    pub fn put_padded<T: Element>(&mut self, leaf: Leaf<T>, lane: usize, values: &[T]) -> Result<(), PutError> {
+        let index = self.writer.own(leaf)?;
+        if size_of_val(values) > self.writer.in_slot[index].bytes {
+            return Err(self.writer.length(index, 1, values.len()));
+        }
+        self.writer.put_some(index, lane, values)
+    }
+
+    /// Hands the observation in and gives the policy to act with, and its version: call it between observation and
+    /// action. An unroll that this observation completes goes out first; then, with a
+    /// [`max_policy_lag`](crate::FeedBuilder::max_policy_lag), this waits until the unroll that begins here may begin.
+    /// In lockstep the version is exactly `max(0, k − n)` for unroll k, at every step of it.
+    ///
+    /// # Errors
+    /// See [`PolicyError`].
+    pub fn policy<W: Send + Sync + 'static>(&mut self, weights: &Weights<W>) -> Result<(u64, Arc<W>), PolicyError> {
+        let writer = &mut *self.writer;
+        writer.gate.see_versions(weights.versions());
+        if writer.gate.lag.as_ref().is_some_and(|lag| !Arc::ptr_eq(&lag.versions, weights.versions())) {
+            return Err(PolicyError::OtherWeights);
+        }
+        if writer.gate.layout.is_unroll() {
+            let observations = writer.gate.layout.leaves.iter().enumerate().filter(|(_, leaf)| leaf.observation);
+            if let Some((_, leaf)) = observations.into_iter().find(|(i, _)| writer.written.missing_lane(*i).is_some()) {
+                return Err(PolicyError::Observation { leaf: leaf.name.clone() });
+            }
+        }
+        let (version, policy) = match writer.way {
+            Way::InPlace(_) => writer.policy_in_place(weights)?,
+            Way::Lockstep(_) => writer.policy_lockstep(weights)?,
+            Way::Staged(_) => writer.policy_staged(weights)?,
+        };
+        writer.version = Some(version);
+        Ok((version, policy))
+    }
+
+    /// Stamps the version that this step acts with, for programs that hand weights round in their own way.
+    pub fn set_policy_version(&mut self, version: u64) {
+        self.writer.version = Some(version);
+    }
+
+    /// Ends the episode of `lane` (counted within the writer) with this step. Where the sample keeps one, put the final
+    /// observation through what this returns.
+    ///
+    /// # Panics
+    /// If the writer has no such lane.
+    pub fn end(&mut self, lane: usize, end: End) -> FinalMut<'_> {
+        self.check_lane(lane);
+        self.writer.lanes.mark_end(lane, end);
+        FinalMut { writer: self.writer, lane }
+    }
+
+    /// Takes the step of `lane` out of the [`mask`](crate::Sample::mask): it is in the batch, but carries no transition,
+    /// like the step on which a next-step autoreset ignores the action.
+    ///
+    /// # Panics
+    /// If the writer has no such lane.
+    pub fn mask_out(&mut self, lane: usize) {
+        self.check_lane(lane);
+        self.writer.lanes.mark_masked(lane);
+    }
+
+    /// Commits the step of every lane.
+    ///
+    /// # Errors
+    /// See [`CommitError`].
+    pub fn commit(mut self) -> Result<(), CommitError> {
+        let writer = &mut *self.writer;
+        if let Some((leaf, lane)) = writer.written.missing() {
+            return Err(CommitError::Unwritten { leaf: writer.leaf_name(leaf).to_owned(), lane });
+        }
+        if !writer.lanes.reject.is_empty() {
+            writer.check_finite()?;
+        }
+        if writer.gate.lag.is_some() && writer.version.is_none() {
+            return Err(CommitError::PolicyNotAsked);
+        }
+        let result = match writer.way {
+            Way::InPlace(_) => writer.commit_in_place(),
+            Way::Lockstep(_) => writer.commit_lockstep(),
+            Way::Staged(_) => writer.commit_staged(),
+        };
+        // What did not end the open step (an error before it counted) is undone by the drop.
+        self.done = writer.open.is_none();
+        result
+    }
+
+    fn check_lane(&self, lane: usize) {
+        let lanes = self.writer.lanes.len();
+        assert!(lane < lanes, "lane {lane} of a writer of {lanes} lanes");
+    }
+}
+
+/// The final observation of a lane whose episode ends with the open step: what the environment showed last, which is
+/// no step of its own. Kept by unrolls with [`within_episode(true)`](crate::Sample::within_episode), where it stands
+/// behind the last real step; without it those bytes are zero.
+///
+/// ```
+/// # use pinring::*;
+/// # fn main() -> Result<()> {
+/// let mut step = Step::new();
+/// let obs = step.observation::<f32>("obs", &[2]);
+/// let mut sample = Sample::unroll(step, 4);
+/// sample.within_episode(true);
+/// let column = sample.all(obs);
+/// let feed = Feed::builder(sample).batch(1).start()?;
+/// let (mut writer, mut learner) = (feed.writer(1)?, feed.learner()?);
+/// let mut s = writer.step()?;
+/// s.put(obs, &[1.0, 1.0])?;
+/// s.end(0, End::Truncated).put(obs, &[2.0, 2.0])?;
+/// s.commit()?;
+/// let batch = learner.next_batch()?;
+/// assert_eq!(batch.slice(column)[..6], [1.0, 1.0, 2.0, 2.0, 0.0, 0.0]);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct FinalMut<'s> {
+    writer: &'s mut Writer,
+    lane: usize,
+}
+
+impl FinalMut<'_> {
+    /// Writes the final observation of one leaf.
+    ///
+    /// # Errors
+    /// [`PutError::NoFinal`] where the sample keeps none, [`PutError::Length`] if it has the wrong length.
+    pub fn put<T: Element>(&mut self, leaf: Leaf<T>, values: &[T]) -> Result<&mut Self, PutError> {
+        let index = self.writer.own(leaf)?;
+        let layout = &self.writer.gate.layout;
+        if !layout.within_episode || !layout.leaves[index].observation {
+            return Err(PutError::NoFinal { leaf: self.writer.leaf_name(index).to_owned() });
+        }
+        if size_of_val(values) != self.writer.in_slot[index].bytes {
+            return Err(self.writer.length(index, 1, values.len()));
+        }
+        self.writer.put_final(index, self.lane, values);
+        Ok(self)
+    }
+}
+
+impl Writer {
+    #[inline]
+    fn own<T>(&self, leaf: Leaf<T>) -> Result<usize, PutError> {
+        if leaf.schema == self.gate.layout.schema { Ok(leaf.index as usize) } else { Err(PutError::Foreign) }
+    }
+
+    fn leaf_name(&self, index: usize) -> &str {
+        &self.gate.layout.leaves[index].name
+    }
+
+    #[cold]
+    fn length(&self, index: usize, lanes: usize, got: usize) -> PutError {
+        let leaf = &self.gate.layout.leaves[index];
+        PutError::Length {
+            leaf: leaf.name.clone(),
+            lanes,
+            shape: leaf.shape.clone(),
+            expected: leaf.elements() * lanes,
+            got,
+        }
+    }
+
+    /// Where leaf `index` of the open step lies: lane 0's address, and the bytes from lane to lane.
+    #[inline]
+    pub(super) fn place(&self, index: usize) -> (*mut u8, usize) {
+        let open =
+            self.open.expect("a StepMut exists only while a step is open: `begin` opens it, its end consumes both");
+        match open.target.slot() {
+            Some(slot) => {
+                let place = &self.in_slot[index];
+                (self.gate.slots.slot(slot).wrapping_add(place.at(open.row, open.step)), place.row_stride)
+            }
+            None => {
+                let place = &self.buffer.places[index];
+                (self.buffer.base().wrapping_add(place.at(open.row, open.step)), place.row_stride)
+            }
+        }
+    }
+
+    fn view_shape(&self, index: usize, stride: usize, element: usize) -> ndarray::StrideShape<IxDyn> {
+        let shape = &self.gate.layout.leaves[index].shape;
+        let (mut dims, mut strides) = (IxDyn::zeros(shape.len() + 1), IxDyn::zeros(shape.len() + 1));
+        (dims[0], strides[0]) = (self.lanes.len(), stride / element);
+        let mut step = 1;
+        for (axis, &dim) in shape.iter().enumerate().rev() {
+            (dims[axis + 1], strides[axis + 1]) = (dim, step);
+            step *= dim;
+        }
+        dims.strides(strides)
+    }
+
+    fn put_some<T: Element>(&mut self, index: usize, lane: usize, values: &[T]) -> Result<(), PutError> {
+        let lanes = self.lanes.len();
+        if lane >= lanes {
+            return Err(PutError::Lane { lane, lanes });
+        }
+        let (at, stride) = self.place(index);
+        let (bytes, written) = (self.in_slot[index].bytes, size_of_val(values));
+        let at = at.wrapping_add(lane * stride);
+        // SAFETY: the lane's value in the open step is this writer's (invariant 2); `written` is at most its size.
+        unsafe {
+            copy_lanes((values.as_ptr().cast(), written), (at, written), written, 1);
+            zero_lanes((at.wrapping_add(written), 0), bytes - written, 1);
+        }
+        self.written.set_lane(index, lane);
+        Ok(())
+    }
+
+    fn check_finite(&self) -> Result<(), CommitError> {
+        for &(index, find) in &self.lanes.reject {
+            let leaf = &self.gate.layout.leaves[index];
+            let (at, stride) = self.place(index);
+            for lane in 0..self.lanes.len() {
+                let value = at.wrapping_add(lane * stride).cast_const();
+                // SAFETY: the leaf's place, of its type and number of elements, written in this step.
+                if let Some(found) = unsafe { find(value, leaf.elements()) } {
+                    self.counters.reject(1);
+                    let value = value.wrapping_add(found * leaf.dtype.size());
+                    let text = match leaf.dtype {
+                        // SAFETY: as above.
+                        DType::F64 => format!("{}", unsafe { value.cast::<f64>().read() }),
+                        // SAFETY: as above.
+                        DType::F32 => format!("{}", unsafe { value.cast::<f32>().read() }),
+                        _ => "NaN or an infinity".to_owned(),
+                    };
+                    return Err(CommitError::NonFinite { leaf: leaf.name.clone(), lane, index: found, value: text });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the committed step in every lane's episode. The open step's values must still be in place.
+    pub(super) fn account(&mut self, version: u64) {
+        let lanes = self.lanes.len();
+        let reward = self.lanes.reward.map(|(leaf, read)| (self.place(leaf), read));
+        for lane in 0..lanes {
+            let flags = self.lanes.flags(lane);
+            let state = self.lanes.state(lane);
+            state.steps += 1;
+            if flags.masked && state.episode_steps == 0 {
+                continue; // a reset step in front of an episode is no part of it
+            }
+            state.episode_steps += 1;
+            if let Some(((at, stride), read)) = reward {
+                // SAFETY: the reward's place in the open step, written in this step.
+                state.ret += unsafe { read(at.wrapping_add(lane * stride).cast_const()) };
+            }
+            if let Some(end) = flags.end {
+                let (length, ret) = (state.episode_steps, state.ret);
+                self.lanes.begin_episode(lane);
+                let episode = Episode { lane: self.seat.lanes.start + lane, length, ret, end, version };
+                self.gate.finished(episode);
+            }
+        }
+        self.tick += 1;
+        self.counters.step(lanes as u64);
+        self.lanes.clear_marks();
+        self.open = None;
+    }
+
+    /// The open step's target. Only asked while there is one.
+    pub(super) fn target(&self) -> Target {
+        self.open.map_or(Target::Buffer, |open| open.target)
+    }
+}

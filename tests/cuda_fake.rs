@@ -1,0 +1,252 @@
+//! The fake CUDA runtime keeps the rules that the other tests rely on.
+#![cfg(target_os = "linux")]
+#![allow(unsafe_code)]
+
+mod common;
+
+use common::fake::{self, Fake};
+use common::{Watchdog, alone, is_child, scratch};
+use libloading::os::unix::Library;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// The runtime's functions as a user of it calls them. Its pointers are only remembered by the fake, except those
+/// of copies, which each test keeps alive until the stream has run.
+struct Runtime(Library);
+
+impl Runtime {
+    fn of(fake: &Fake) -> Runtime {
+        // SAFETY: the fake is loaded already; this only counts one more user.
+        Runtime(unsafe { Library::new(fake.path()) }.expect("the fake is loaded"))
+    }
+
+    fn call(&self, name: &str, args: [usize; 5]) -> i32 {
+        // SAFETY: every function called by these tests takes up to five integers or pointers and returns an int;
+        // the C calling convention lets surplus integer arguments be passed.
+        unsafe {
+            let f = self.0.get::<unsafe extern "C" fn(usize, usize, usize, usize, usize) -> i32>(name).unwrap();
+            f(args[0], args[1], args[2], args[3], args[4])
+        }
+    }
+
+    fn register(&self, start: usize, bytes: usize) -> i32 {
+        self.call("cudaHostRegister", [start, bytes, 3, 0, 0])
+    }
+
+    fn unregister(&self, start: usize) -> i32 {
+        self.call("cudaHostUnregister", [start, 0, 0, 0, 0])
+    }
+
+    fn create(&self, what: &str) -> usize {
+        let mut handle = 0_usize;
+        assert_eq!(self.call(what, [(&raw mut handle).expose_provenance(), 0, 0, 0, 0]), 0);
+        handle
+    }
+}
+
+fn load(test: &str) -> (Fake, Runtime) {
+    let fake = Fake::new(&scratch(test), "libcudart.so.13");
+    let runtime = Runtime::of(&fake);
+    (fake, runtime)
+}
+
+#[test]
+fn registrations_follow_the_drivers_rules() {
+    let (fake, rt) = load("registrations");
+    assert_eq!(rt.register(0x10000, 0x1000), 0);
+    assert_eq!(rt.register(0x20000, 0x1000), 0);
+    for (start, bytes) in [(0x10000, 0x1000), (0x10800, 0x10), (0xf000, 0x1001), (0xf000, 0x20000), (0x10fff, 1)] {
+        assert_eq!(rt.register(start, bytes), 712, "{start:x}+{bytes:x}");
+    }
+    assert_eq!(rt.register(0xf000, 0x1000), 0, "touching is not overlapping");
+    assert_eq!(rt.register(0x30000, 0), 1);
+    assert_eq!(rt.register(0, 0x1000), 1);
+    assert_eq!(rt.unregister(0x10800), 1);
+    assert_eq!(rt.unregister(0x50000), 713);
+    assert_eq!(rt.unregister(0x10000), 0);
+    assert_eq!(rt.unregister(0x10000), 713);
+    let starts: Vec<usize> = fake.live_registrations().iter().map(|r| r.start).collect();
+    assert_eq!(starts, [0xf000, 0x20000]);
+    fake.device_reset();
+    assert!(fake.live_registrations().is_empty());
+    assert_eq!(rt.unregister(0x20000), 713);
+}
+
+#[test]
+fn caps_refuse_one_large_range_and_too_many() {
+    let (fake, rt) = load("caps");
+    fake.cap(0x1000, 0x2000);
+    assert_eq!(rt.register(0x10000, 0x1001), 2);
+    assert_eq!(rt.register(0x10000, 0x1000), 0);
+    assert_eq!(rt.register(0x20000, 0x1000), 0);
+    assert_eq!(rt.register(0x30000, 1), 2);
+    fake.clear_faults();
+    assert_eq!(rt.register(0x30000, 0x1001), 0);
+}
+
+#[test]
+fn an_injected_code_hits_the_call_it_was_meant_for_and_leaves_the_slot_set() {
+    let (fake, rt) = load("inject");
+    fake.inject("cudaHostRegister", 2, 712);
+    assert_eq!(rt.register(0x10000, 16), 0);
+    assert_eq!(rt.register(0x20000, 16), 712);
+    assert_eq!(rt.register(0x20000, 16), 0, "the failed call had no effect, and only the second fails");
+    assert_eq!(fake.peek_last_error(), 712);
+    assert_eq!(std::thread::scope(|s| s.spawn(|| fake.peek_last_error()).join().unwrap()), 0, "one slot a thread");
+    assert_eq!(rt.call("cudaPeekAtLastError", [0; 5]), 712);
+    assert_eq!(rt.call("cudaGetLastError", [0; 5]), 712);
+    assert_eq!(rt.call("cudaGetLastError", [0; 5]), 0);
+
+    fake.inject("*", 2, 700);
+    assert_eq!(rt.unregister(0x10000), 0);
+    assert_eq!(rt.unregister(0x20000), 700);
+    fake.inject("cudaFree", 0, 35);
+    assert_eq!([rt.call("cudaFree", [0; 5]), rt.call("cudaFree", [0; 5])], [35, 35]);
+    fake.clear_faults();
+    assert_eq!(rt.call("cudaFree", [0; 5]), 0);
+}
+
+#[test]
+fn the_log_says_who_called_what_and_what_is_still_running() {
+    let _watchdog = Watchdog::new("a call that sleeps", Duration::from_secs(60));
+    let (fake, rt) = load("log");
+    fake.sleep("cudaHostRegister", 300);
+    std::thread::scope(|s| {
+        let slow = s.spawn(|| (fake.thread(), rt.register(0x10000, 0x2000)));
+        while fake.calls().is_empty() {
+            std::thread::yield_now();
+        }
+        assert_eq!(fake.calls()[0].code, None);
+        assert_eq!(rt.call("cudaFree", [0; 5]), 0, "others go on meanwhile");
+        let (thread, code) = slow.join().unwrap();
+        assert_eq!(code, 0);
+        let calls = fake.calls();
+        assert_eq!(fake.functions(), ["cudaHostRegister", "cudaFree"]);
+        assert_eq!((calls[0].sequence, calls[0].thread, calls[0].pid), (0, thread, std::process::id()));
+        assert_eq!((calls[0].args, calls[0].code), ([0x10000, 0x2000, 3, 0, 0], Some(0)));
+        assert_eq!((calls[1].sequence, calls[1].thread), (1, fake.thread()));
+    });
+}
+
+#[test]
+fn a_copy_from_registered_memory_reads_its_source_when_the_stream_runs() {
+    let (fake, rt) = load("deferred");
+    let stream = rt.create("cudaStreamCreateWithFlags");
+    let event = rt.create("cudaEventCreateWithFlags");
+    assert_eq!(rt.call("cudaEventQuery", [event, 0, 0, 0, 0]), 0, "never recorded: complete");
+
+    let mut host = vec![1_u8; 64];
+    let mut device = vec![0_u8; 64];
+    let src = host.as_mut_ptr().expose_provenance();
+    let dst = device.as_mut_ptr().expose_provenance();
+    assert_eq!(rt.call("cudaMemcpyAsync", [dst, src, 64, 1, stream]), 0);
+    assert_eq!(device, [1; 64], "a pageable source moves at once");
+
+    assert_eq!(rt.register(src, 64), 0);
+    assert_eq!(rt.call("cudaMemcpyAsync", [dst, src, 65, 1, stream]), 1, "half outside the registration");
+    host.fill(2);
+    assert_eq!(rt.call("cudaMemcpyAsync", [dst, src, 64, 1, stream]), 0);
+    assert_eq!(rt.call("cudaEventRecord", [event, stream, 0, 0, 0]), 0);
+    host.fill(3);
+    assert_eq!(device, [1; 64]);
+    assert_eq!(rt.call("cudaGetLastError", [0; 5]), 1);
+    assert_eq!(rt.call("cudaEventQuery", [event, 0, 0, 0, 0]), 600);
+    assert_eq!(fake.peek_last_error(), 600, "as on a real GPU");
+    assert_eq!(fake.run(stream), 2);
+    assert_eq!(device, [3; 64], "early reuse shows up as wrong bytes");
+    assert_eq!(rt.call("cudaEventQuery", [event, 0, 0, 0, 0]), 0);
+}
+
+#[test]
+fn a_stream_waits_for_another_ones_event() {
+    let (fake, rt) = load("wait");
+    let [feeder, learner] = [(); 2].map(|()| rt.create("cudaStreamCreateWithFlags"));
+    let [ready, read] = [(); 2].map(|()| rt.create("cudaEventCreateWithFlags"));
+    assert_eq!(rt.call("cudaEventRecord", [ready, feeder, 0, 0, 0]), 0);
+    assert_eq!(rt.call("cudaStreamWaitEvent", [learner, ready, 0, 0, 0]), 0);
+    assert_eq!(rt.call("cudaEventRecord", [read, learner, 0, 0, 0]), 0);
+    assert_eq!(fake.run(learner), 0, "the feeder's record has not run");
+    assert_eq!(rt.call("cudaEventQuery", [read, 0, 0, 0, 0]), 600);
+    assert_eq!(fake.run(feeder), 1);
+    assert_eq!(fake.run(learner), 2);
+    assert_eq!(rt.call("cudaEventQuery", [read, 0, 0, 0, 0]), 0);
+
+    assert_eq!(rt.call("cudaEventRecord", [ready, feeder, 0, 0, 0]), 0);
+    assert_eq!(rt.call("cudaStreamWaitEvent", [learner, ready, 0, 0, 0]), 0);
+    assert_eq!(rt.call("cudaStreamSynchronize", [learner, 0, 0, 0, 0]), 0, "runs what it waits for");
+    assert_eq!(rt.call("cudaEventQuery", [ready, 0, 0, 0, 0]), 0);
+    fake.device_reset();
+    assert_eq!(rt.call("cudaEventQuery", [ready, 0, 0, 0, 0]), 709);
+    assert_eq!(rt.call("cudaStreamSynchronize", [learner, 0, 0, 0, 0]), 709);
+}
+
+#[test]
+fn unregistering_first_lets_queued_copies_finish() {
+    let (fake, rt) = load("unregister-waits");
+    let (host, mut device) = (vec![7_u8; 16], vec![0_u8; 16]);
+    let src = host.as_ptr().expose_provenance();
+    assert_eq!(rt.register(src, 16), 0);
+    assert_eq!(rt.call("cudaMemcpyAsync", [device.as_mut_ptr().expose_provenance(), src, 16, 1, 0]), 0);
+    assert_eq!(device, [0; 16]);
+    assert_eq!(rt.unregister(src), 0);
+    assert_eq!(device, [7; 16]);
+    assert_eq!(fake.run(0), 0);
+}
+
+#[test]
+fn two_copies_share_nothing() {
+    let dir = scratch("two-copies");
+    let (a, b) = (Fake::new(&dir, "libcudart.so.12"), Fake::new(&dir, "libcudart.so.13"));
+    let (ra, rb) = (Runtime::of(&a), Runtime::of(&b));
+    assert_eq!(ra.register(0x10000, 16), 0);
+    assert_eq!(ra.register(0x10000, 16), 712);
+    assert_eq!((a.peek_last_error(), b.peek_last_error()), (712, 0));
+    assert_eq!((a.calls().len(), b.calls().len()), (2, 0));
+    assert_eq!(rb.register(0x10000, 16), 0, "as the fake has it; real runtimes share the driver's registrations");
+}
+
+#[test]
+fn broken_copies_are_broken_in_the_way_they_say() {
+    let dir = scratch("broken");
+    let lacking = fake::place_without(&dir, "libcudart.so.12", "cudaHostGetFlags");
+    // SAFETY: the fake runs no code when loaded; the symbols are only looked up.
+    unsafe {
+        let library = Library::new(&lacking).unwrap();
+        assert!(library.get::<*const u8>("cudaHostGetFlags").is_err());
+        assert!(library.get::<*const u8>("cudaHostRegister").is_ok());
+        assert!(Library::new(fake::place_wrong_class(&dir, "libcudart.so.13")).is_err());
+    }
+}
+
+unsafe extern "C" {
+    safe fn atexit(hook: extern "C" fn()) -> i32;
+}
+
+#[test]
+fn after_the_exit_hooks_every_call_answers_4() {
+    static LATE: OnceLock<(Fake, Runtime)> = OnceLock::new();
+    extern "C" fn late() {
+        if let Some((_, rt)) = LATE.get() {
+            rt.unregister(0x10000);
+        }
+    }
+    if is_child("after_the_exit_hooks_every_call_answers_4") {
+        // Hooks run last in, first out: ours is registered before the fake's, so it runs after it.
+        assert_eq!(atexit(late), 0);
+        let (fake, rt) = load("exit");
+        fake.log_file(std::env::var_os("LOG").expect("the parent says where").as_ref());
+        assert_eq!(rt.register(0x10000, 16), 0);
+        assert!(LATE.set((fake, rt)).is_ok());
+        return;
+    }
+    let log = scratch("exit-log").join("log");
+    alone("after_the_exit_hooks_every_call_answers_4", |child| {
+        child.env("LOG", &log);
+    });
+    let text = std::fs::read_to_string(log).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert!(lines[0].contains("cudaHostRegister") && lines[0].ends_with("-> 0"), "{text}");
+    assert_eq!(lines[1], "exit-hook");
+    assert!(lines[2].contains("cudaHostUnregister") && lines[2].ends_with("-> 4"), "{text}");
+}
