@@ -6,7 +6,7 @@
 //! the learner's to the *acting* policy's probability, so it also corrects for the policy lag.
 //!
 //! Owns the networks, the optimizer and the order of minibatches. burn takes the columns where they lie in the slot
-//! ([`import`]); rewards and flags are read there by plain code. What it does not do: fetch batches or publish weights.
+//! (`import`); rewards and flags are read there by plain code. What it does not do: fetch batches or publish weights.
 
 use crate::env::OBSERVATION;
 use crate::net::Policy;

@@ -8,7 +8,7 @@
 //!                                  └─► evaluation actor: 20 greedy episodes
 //! ```
 //!
-//! Read [`schema`], then [`actor`], then [`train`]: together they are the use of the library. [`env`], [`net`],
+//! Read [`schema`], then [`actor`], then [`train`]: together they are the use of the library. [`mod@env`], [`net`],
 //! [`returns`] and [`appo`] are the learning; [`eval`], [`curve`], [`plot`], [`report`] and [`options`] the rest.
 
 pub mod actor;
