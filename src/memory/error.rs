@@ -197,7 +197,8 @@ pub struct RegisterRefusal {
     /// The addresses within the refused range that somebody else has page-locked, if CUDA said that this is the
     /// reason.
     pub other_owner: Option<Range<usize>>,
-    /// `ulimit -l` in bytes; `None` = unlimited. CUDA on Linux does not go by it; other systems' drivers may.
+    /// `ulimit -l` in bytes; `None` = unlimited. On Linux CUDA's page-locking was not counted against it where that was
+    /// looked at.
     pub memlock_limit: Option<u64>,
     /// What bounds the memory of this process.
     pub limits: Vec<MemoryLimit>,

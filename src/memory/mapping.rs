@@ -108,15 +108,19 @@ impl Mapping {
         assert!(range.end <= self.bytes && range.start < range.end, "{range:?} of {}", self.bytes);
         let (start, bytes) = (self.at(range.start), range.len());
         // SAFETY: the range is inside the mapping, which is open for writing and ours.
-        if unsafe { os::populate(start, bytes) }? {
-            return Ok(());
-        }
-        for offset in (0..bytes).step_by(os::page_bytes()) {
-            // SAFETY: inside the range just checked. The pages are fresh and nobody else knows them: writing the zero
-            // that is there changes nothing. Volatile, since the compiler must not find that out.
-            unsafe { start.add(offset).write_volatile(0) };
+        if !unsafe { os::populate(start, bytes) }? {
+            self.touch(range);
         }
         Ok(())
+    }
+
+    /// The same by writing to each page, for systems without a call for it.
+    fn touch(&self, range: Range<usize>) {
+        for offset in range.step_by(os::page_bytes()) {
+            // SAFETY: `at` checks the offset. The pages are fresh and nobody else knows them: writing the zero that is
+            // there changes nothing. Volatile, since the compiler must not find that out.
+            unsafe { self.at(offset).write_volatile(0) };
+        }
     }
 
     /// Never gives the pages of `range` (offsets) back, not even on drop.
@@ -251,6 +255,16 @@ mod tests {
         assert!(is_mapped(start + 2 * page));
         assert!(is_mapped(start + 5 * page));
         assert!(stranded_bytes_in_process() >= before + 2 * page);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn touching_makes_pages_present_too() {
+        let mapping = Mapping::new(2 * HUGE_PAGE_BYTES).unwrap();
+        mapping.touch(0..HUGE_PAGE_BYTES);
+        assert_eq!(mapping.pages().unwrap().present, HUGE_PAGE_BYTES);
+        mapping.touch(HUGE_PAGE_BYTES..2 * HUGE_PAGE_BYTES);
+        assert_eq!(mapping.pages().unwrap().present, mapping.bytes());
     }
 
     #[test]
