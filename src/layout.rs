@@ -221,9 +221,9 @@ mod tests {
         let mut step = Step::new();
         for (i, &(size, observation)) in leaves.iter().enumerate() {
             match (observation, i % 2) {
-                (true, _) => drop(step.observation::<u8>(&format!("l{i}"), &[size])),
-                (false, 0) => drop(step.leaf::<f32>(&format!("l{i}"), &[size])),
-                (false, _) => drop(step.leaf::<i64>(&format!("l{i}"), &[size])),
+                (true, _) => _ = step.observation::<u8>(&format!("l{i}"), &[size]),
+                (false, 0) => _ = step.leaf::<f32>(&format!("l{i}"), &[size]),
+                (false, _) => _ = step.leaf::<i64>(&format!("l{i}"), &[size]),
             }
         }
         let mut sample = if steps == 0 { Sample::step(step) } else { Sample::unroll(step, steps) };

@@ -77,6 +77,8 @@ pub struct Metrics {
     pub batches_held: usize,
     /// Bytes of this feed's ring that are page-locked: all of it, or 0 with pinning off.
     pub page_locked_bytes: usize,
+    /// Bytes of rings of this process that stay mapped for good, because CUDA would not let go of them. 0 is normal.
+    pub stranded_bytes: usize,
 }
 
 /// A latency distribution; relative error below 1 %.

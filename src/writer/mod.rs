@@ -15,7 +15,7 @@ pub(crate) use lane::lane_state_bytes;
 pub use step::{CommitError, FinalMut, PolicyError, PutError, StepError, StepMut};
 
 use crate::episodes::End;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Closed, Error, ErrorKind, Result};
 use crate::intake::{Claim, IntakeGate, NoRoom, Seat, StripeCursor, WhenFull};
 use crate::layout::{Layout, Place};
 use crate::metrics::WriterCounters;
@@ -244,6 +244,9 @@ impl Writer {
     /// `explicit`: the caller chose the patience, so it holds for samples that are only completed by this step too.
     #[inline]
     fn begin(&mut self, patience: Patience, explicit: bool) -> Result<StepMut<'_>, StepError> {
+        if self.gate.is_inherited() {
+            return Err(StepError::Closed(Closed::UsedAfterFork));
+        }
         self.undo();
         self.written.clear();
         self.version = None;
@@ -288,6 +291,9 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
+        if self.gate.is_inherited() {
+            return;
+        }
         self.undo();
         let gone = match self.way {
             Way::InPlace(_) => None,
@@ -312,7 +318,7 @@ impl Writer {
     #[inline]
     fn set_flags(&self, slot: u32, row: usize, step: usize, flags: lane::Flags, version: u64) {
         let (slots, derived) = (&self.gate.slots, &self.gate.layout.derived);
-        // SAFETY (all five): the caller has a claim on the row (invariant 2); types and steps are the columns' own.
+        // SAFETY: for all five, the caller has a claim on the row (invariant 2); types and steps are the columns' own.
         unsafe {
             if let Some(column) = derived.terminated {
                 slots.set_derived(slot, column, row, step, flags.end == Some(End::Terminated));
