@@ -138,9 +138,36 @@ impl Batch {
         BatchView { batch: self, range }
     }
 
+    /// Bytes of the whole batch as it lies in the ring, columns at [`byte_offset`](Batch::byte_offset): what one copy of
+    /// it takes.
+    pub fn byte_len(&self) -> usize {
+        self.layout().slot_bytes
+    }
+
+    /// Where a column begins within the batch's bytes.
+    ///
+    /// # Panics
+    /// If the column belongs to another sample.
+    pub fn byte_offset<T: Element>(&self, column: Column<T>) -> usize {
+        self.layout().columns[self.own(column)].offset
+    }
+
     /// Turns the batch into one that several owners share, column by column: for frameworks that take shared bytes.
     pub fn share(self) -> SharedBatch {
         SharedBatch(Arc::new(self))
+    }
+
+    /// The whole slot.
+    pub(crate) fn slot_bytes(&self) -> &[u8] {
+        // SAFETY: the slot is mapped and sealed while this batch lives (invariants 2 and 7).
+        unsafe { std::slice::from_raw_parts(self.gate().slots.slot(self.lease.slot), self.layout().slot_bytes) }
+    }
+
+    /// Keeps the slot out of use for good (invariant 4).
+    pub(crate) fn quarantine(self) {
+        self.gate().counters.held.fetch_sub(1, Ordering::Relaxed);
+        self.gate().note_quarantine(self.lease.slot);
+        std::mem::forget(self);
     }
 
     fn own<T>(&self, column: Column<T>) -> usize {
@@ -238,6 +265,15 @@ impl SharedBatch {
         let index = self.0.own(column);
         let shape = self.0.layout().shape(index, self.0.rows);
         (ColumnBytes { batch: self.0.clone(), index }, shape)
+    }
+}
+
+impl SharedBatch {
+    /// Keeps the slot out of use for good (invariant 4), whatever the other owners do.
+    pub(crate) fn quarantine(self) {
+        self.0.gate().counters.held.fetch_sub(1, Ordering::Relaxed);
+        self.0.gate().note_quarantine(self.0.lease.slot);
+        std::mem::forget(self);
     }
 }
 

@@ -2,7 +2,9 @@
 //!
 //! Owns the rule for poisoned locks, deadlines, and the short spin before a thread parks.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Wake;
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 /// Locks, also when another thread panicked while it held the lock: every critical section in this crate leaves its
@@ -83,5 +85,14 @@ impl<T> std::ops::Deref for Padded<T> {
     type Target = T;
     fn deref(&self) -> &T {
         &self.0
+    }
+}
+
+/// Wakes a parked thread, as a waker.
+pub(crate) struct Unpark(pub(crate) Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }

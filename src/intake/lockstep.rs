@@ -235,6 +235,7 @@ impl IntakeGate {
         let ring = lock(&self.state).ring.take();
         drop(ring);
         self.batches.end(Closed::Ended);
+        self.wake_watchers();
     }
 
     /// A stop that comes before the ending was settled: what it would have sealed is lost, and counted.

@@ -27,8 +27,9 @@ use crate::slots::Slots;
 use crate::sync::{Padded, Patience, Spin, lock};
 use crate::weights::Versions;
 use crossbeam_channel as channel;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 /// What a writer does when the ring has no room for a whole sample.
@@ -88,6 +89,14 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
+    /// Keeps the slot out of use, mapped and registered for the rest of the process: whether a copy still reads it is
+    /// not known (invariant 4).
+    pub(crate) fn quarantine(self) {
+        self.home.note_quarantine(self.slot);
+        // Forgotten: its drop would free what the device may still read.
+        std::mem::forget(self);
+    }
+
     pub(crate) fn home(&self) -> &Arc<IntakeGate> {
         &self.home
     }
@@ -175,6 +184,12 @@ pub(crate) struct IntakeGate {
     gaps_hint: AtomicBool,
     /// Counts events that may have made room; spinning writers watch it.
     events: AtomicU64,
+    /// Learners alive, of the host and of devices.
+    learners: AtomicUsize,
+    /// Woken when the gate closes, for threads that wait elsewhere.
+    at_close: Mutex<Vec<Waker>>,
+    /// By when a stop wants the queued copies to be over.
+    stop_deadline: OnceLock<Instant>,
     /// Copies of `state.closed.is_some()`, for waits on other locks.
     closed_hint: AtomicBool,
     state: Mutex<State>,
@@ -234,6 +249,9 @@ impl IntakeGate {
             cells: (0..buffers).map(|_| stripes::Cell::new(layout.rows)).collect(),
             gaps_hint: AtomicBool::new(false),
             events: AtomicU64::new(0),
+            learners: AtomicUsize::new(0),
+            at_close: Mutex::default(),
+            stop_deadline: OnceLock::new(),
             closed_hint: AtomicBool::new(false),
             state: Mutex::new(State {
                 ring: Some(ring),
@@ -304,6 +322,52 @@ impl IntakeGate {
         lock(&self.state).left.untaken_rows += rows;
         drop(untaken); // leases come home
         drop(ring);
+        self.wake_watchers();
+    }
+
+    /// Counts a slot that is never used again.
+    pub(crate) fn note_quarantine(&self, slot: u32) {
+        self.counters.quarantined.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(target: "pinring", slot, "a slot is quarantined: the end of a copy from it is unknown");
+    }
+
+    /// Wakes this waker when the gate closes, for whatever reason.
+    pub(crate) fn wake_at_close(&self, waker: Waker) {
+        lock(&self.at_close).push(waker);
+        if self.closed().is_some() {
+            self.wake_watchers();
+        }
+    }
+
+    fn wake_watchers(&self) {
+        lock(&self.at_close).iter().for_each(Waker::wake_by_ref);
+    }
+
+    /// Counts one more learner.
+    pub(crate) fn learner_taken(&self) {
+        self.learners.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts one learner less; when the last is gone, writers learn that nobody takes batches.
+    pub(crate) fn learner_gone(&self) {
+        if self.learners.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.close(Closed::LearnerGone);
+        }
+    }
+
+    /// Sealed rows that reached a device and no learner.
+    pub(crate) fn count_untaken(&self, rows: u64) {
+        self.counters.dropped_rows.fetch_add(rows, Ordering::Relaxed);
+        lock(&self.state).left.untaken_rows += rows;
+    }
+
+    /// Sets by when queued copies must be over; the first one counts.
+    pub(crate) fn set_stop_deadline(&self, deadline: Instant) {
+        let _ = self.stop_deadline.set(deadline);
+    }
+
+    pub(crate) fn stop_deadline(&self) -> Option<Instant> {
+        self.stop_deadline.get().copied()
     }
 
     /// Writers that wait for room.

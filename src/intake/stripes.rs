@@ -425,6 +425,7 @@ impl IntakeGate {
             self.seal(lock(&self.state), open.slot, rows, open.opened);
         }
         self.batches.end(Closed::Ended);
+        self.wake_watchers();
         let mut state = lock(&self.state);
         let ring = state.ring.take();
         self.announce_close(state);
