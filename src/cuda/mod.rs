@@ -2,12 +2,15 @@
 //!
 //! `types` is what the search takes and tells, `names` and `places` know files and folders, `mapped` reads what the
 //! process has mapped, `table` holds the functions, `driver` makes them from the driver alone, `ladder` searches.
-//! Here is the handle with its checked calls, the memory of searches that succeeded, and the public probe.
+//! `device` has one device's context, and the driver's calls for streams, events, memory and copies. Here is the handle with its checked calls, the memory of searches that succeeded, and the public probe.
 //!
 //! One handle serves the whole life of a ring: initialise, register, unregister and draining the last error go to the
 //! same copy of the runtime, which is never closed. It does not own registrations (the ring does), selects no
 //! device, and knows no streams, events or copies.
 
+// The feeding actor is its user.
+#[allow(dead_code)]
+pub(crate) mod device;
 #[cfg(unix)]
 mod driver;
 #[cfg(unix)]

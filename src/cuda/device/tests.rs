@@ -1,0 +1,1 @@
+//! The device table over the fake driver.
