@@ -2,6 +2,7 @@
 //!
 //! Owns the rule for poisoned locks, deadlines, and the short spin before a thread parks.
 
+use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Wake;
 use std::thread::Thread;
@@ -94,5 +95,16 @@ pub(crate) struct Unpark(pub(crate) Thread);
 impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
+    }
+}
+
+/// What a panic said.
+pub(crate) fn panic_text(panic: Box<dyn Any + Send>) -> String {
+    match panic.downcast::<String>() {
+        Ok(text) => format!("it panicked: {text}"),
+        Err(panic) => match panic.downcast_ref::<&'static str>() {
+            Some(text) => format!("it panicked: {text}"),
+            None => "it panicked without a text".to_owned(),
+        },
     }
 }

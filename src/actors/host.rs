@@ -4,8 +4,8 @@
 //! any host program, and a panic leaves `block_on` with its text. With `panic = "abort"` nothing of this can run: a
 //! panic then ends the program.
 
+use crate::sync::panic_text;
 use actix::{Actor, Addr, Context};
-use std::any::Any;
 use std::cell::Cell;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -71,13 +71,10 @@ where
     }
 }
 
-/// What a panic said.
-pub(crate) fn panic_text(panic: Box<dyn Any + Send>) -> String {
-    match panic.downcast::<String>() {
-        Ok(text) => format!("it panicked: {text}"),
-        Err(panic) => match panic.downcast_ref::<&'static str>() {
-            Some(text) => format!("it panicked: {text}"),
-            None => "it panicked without a text".to_owned(),
-        },
-    }
+/// Starts a plain thread of a feed's own.
+pub(crate) fn thread(name: String, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name).spawn(move || {
+        OURS.set(true);
+        run();
+    })
 }

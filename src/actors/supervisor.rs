@@ -1,13 +1,16 @@
 //! The supervisor: the order of the start, the first fault, and the stop.
 //!
-//! Owns the other actors' addresses and threads. It starts pinning, then ingest, then answers the builder; it takes
+//! Owns the other actors' addresses and threads. It starts pinning, then feeding, then ingest, then answers the
+//! builder; it takes
 //! every exit report; and it stops the others in reverse order. Nothing is restarted: the first fault is final, closes
 //! the gates with its text, and a user starts a new feed.
 
+use super::feeding::{FEEDING, Feeding, FeedingPlan};
 use super::host::{self, Exit, Hosted};
 use super::ingest::{Ingest, StopIngest, Watch};
 use super::pinning::{PinPlan, Pinning, StopPinning};
 use crate::error::{Closed, Error, ErrorKind, Fault};
+use crate::feeding::Desk;
 use crate::intake::{IntakeConfig, IntakeGate};
 use crate::memory::{PinReport, Ring, RingError};
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
@@ -25,6 +28,8 @@ pub(crate) const INGEST: &str = "ingest";
 pub(crate) struct Running {
     pub(crate) gate: Arc<IntakeGate>,
     pub(crate) pin_report: Option<PinReport>,
+    /// One per device, in the order of the builder.
+    pub(crate) desks: Vec<Arc<Desk>>,
 }
 
 /// What outlives the supervisor: the gates to close and the fault to name if it panics itself.
@@ -59,10 +64,15 @@ pub(crate) struct Supervisor {
     common: Arc<Common>,
     plan: Option<PinPlan>,
     make_gate: Option<MakeGate>,
+    /// Devices that were not attached yet, the next one last.
+    devices: Vec<FeedingPlan>,
+    desks: Vec<Arc<Desk>>,
+    pin_report: Option<PinReport>,
     /// The builder, until it was answered.
     start: Option<Sender<Result<Running, Error>>>,
     pinning: Option<Child<Pinning>>,
     ingest: Option<Child<Ingest>>,
+    feeding: Vec<Child<Feeding>>,
     stopping: bool,
     stop: Option<StopOrder>,
 }
@@ -98,16 +108,22 @@ impl Supervisor {
         common: Arc<Common>,
         plan: PinPlan,
         make_gate: MakeGate,
+        mut devices: Vec<FeedingPlan>,
         start: Sender<Result<Running, Error>>,
     ) -> Supervisor {
+        devices.reverse();
         Supervisor {
             feed,
             common,
             plan: Some(plan),
             make_gate: Some(make_gate),
+            devices,
+            desks: Vec::new(),
+            pin_report: None,
             start: Some(start),
             pinning: None,
             ingest: None,
+            feeding: Vec::new(),
             stopping: false,
             stop: None,
         }
@@ -143,6 +159,9 @@ impl Supervisor {
             ingest.address.do_send(StopIngest);
             return;
         }
+        if self.feeding.iter().any(|feeding| !feeding.exited) {
+            return; // the closed gates end them, once their queued copies are over
+        }
         if let Some(pinning) = self.pinning.as_ref().filter(|pinning| !pinning.exited) {
             pinning.address.do_send(StopPinning);
             return;
@@ -155,6 +174,9 @@ impl Supervisor {
         let Some(stop) = self.stop.take() else { return };
         let mut given_up = Vec::new();
         given_up.extend(self.ingest.as_mut().and_then(|child| child.end(self.feed, INGEST)));
+        for (feeding, name) in self.feeding.iter_mut().zip(FEEDING) {
+            given_up.extend(feeding.end(self.feed, name));
+        }
         given_up.extend(self.pinning.as_mut().and_then(|child| child.end(self.feed, PINNING)));
         match stop {
             StopOrder::Stop(answer) => drop(answer.send(given_up)),
@@ -206,13 +228,33 @@ impl Handler<Pinned> for Supervisor {
             }
         };
         let Some(make_gate) = self.make_gate.take() else { return };
-        let pin_report = ring.report().cloned();
+        self.pin_report = ring.report().cloned();
         let gate = Arc::new(IntakeGate::new(make_gate(ring)));
         let _ = self.common.gate.set(gate.clone());
         if self.stopping {
             gate.close(Closed::Stopped);
             self.go_on(context);
             return;
+        }
+        self.start_next(gate, context);
+    }
+}
+
+impl Supervisor {
+    /// Starts the next device's feeding actor, or behind the last one ingest, and then answers the builder.
+    fn start_next(&mut self, gate: Arc<IntakeGate>, context: &mut Context<Self>) {
+        if let Some(plan) = self.devices.pop() {
+            let name = FEEDING[plan.index];
+            let (common, supervisor) = (self.common.clone(), context.address());
+            let feeding = Feeding { feed: self.feed, plan, gate: gate.clone(), common, supervisor: supervisor.clone() };
+            match host::host(self.feed, name, feeding, Supervisor::report_to(supervisor, name)) {
+                Ok(hosted) => self.feeding.push(hosted.into()),
+                Err(error) => {
+                    gate.close(Closed::Stopped);
+                    self.refuse(thread_error(name, &error), context);
+                }
+            }
+            return; // its answer brings the next
         }
         let ingest = Ingest { gate: gate.clone(), watch: Watch::new() };
         match host::host(self.feed, INGEST, ingest, Supervisor::report_to(context.address(), INGEST)) {
@@ -223,9 +265,59 @@ impl Handler<Pinned> for Supervisor {
                 return;
             }
         }
-        tracing::info!(target: "pinring", feed = self.feed, pinned = pin_report.is_some(), "the feed runs");
+        let (pin_report, desks) = (self.pin_report.take(), std::mem::take(&mut self.desks));
+        tracing::info!(
+            target: "pinring", feed = self.feed, pinned = pin_report.is_some(), devices = desks.len(), "the feed runs"
+        );
         if let Some(start) = self.start.take() {
-            let _ = start.send(Ok(Running { gate, pin_report }));
+            let _ = start.send(Ok(Running { gate, pin_report, desks }));
+        }
+    }
+}
+
+/// A device is attached and its feeding thread runs, or why not.
+#[derive(Debug)]
+pub(crate) struct FeedingUp(pub(crate) Result<Arc<Desk>, Error>);
+
+impl Message for FeedingUp {
+    type Result = ();
+}
+
+impl Handler<FeedingUp> for Supervisor {
+    type Result = ();
+    fn handle(&mut self, FeedingUp(up): FeedingUp, context: &mut Self::Context) {
+        let Some(gate) = self.common.gate.get().cloned() else { return };
+        match up {
+            Ok(desk) => self.desks.push(desk),
+            Err(error) => {
+                gate.close(Closed::Stopped);
+                self.refuse(error, context);
+                return;
+            }
+        }
+        if !self.stopping {
+            self.start_next(gate, context);
+        }
+    }
+}
+
+/// An actor met an error that ends the feed.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    pub(crate) actor: &'static str,
+    pub(crate) text: String,
+}
+
+impl Message for Failed {
+    type Result = ();
+}
+
+impl Handler<Failed> for Supervisor {
+    type Result = ();
+    fn handle(&mut self, Failed { actor, text }: Failed, context: &mut Self::Context) {
+        self.common.fail(actor, text);
+        if !self.stopping {
+            self.refuse_with(self.common.error(), context);
         }
     }
 }
@@ -246,7 +338,11 @@ impl Handler<Exited> for Supervisor {
     fn handle(&mut self, Exited { actor, exit }: Exited, context: &mut Self::Context) {
         match actor {
             PINNING => self.pinning.iter_mut().for_each(|child| child.exited = true),
-            _ => self.ingest.iter_mut().for_each(|child| child.exited = true),
+            INGEST => self.ingest.iter_mut().for_each(|child| child.exited = true),
+            _ => {
+                let fed = self.feeding.iter_mut().zip(FEEDING).filter(|(_, name)| *name == actor);
+                fed.for_each(|(child, _)| child.exited = true);
+            }
         }
         let exit = match exit {
             // Actors end when they are told to.
@@ -283,6 +379,7 @@ impl Handler<Stop> for Supervisor {
         self.stopping = true;
         self.stop = Some(StopOrder::Stop(answer));
         if let Some(gate) = self.common.gate.get() {
+            gate.set_stop_deadline(deadline);
             gate.close(Closed::Stopped);
         }
         self.go_on(context);

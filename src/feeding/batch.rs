@@ -166,7 +166,7 @@ impl DeviceBatch {
 
     /// The event (a `CUevent`) that completes when the copy has.
     pub fn ready_event(&self) -> *mut c_void {
-        self.ready.raw()
+        self.ready.raw() as *mut c_void
     }
 
     /// Makes a second stream wait for the copy too. The batch's release is ordered behind the learner's own stream only:

@@ -201,6 +201,6 @@ impl CopyTicket {
 
     /// The event (a `CUevent`) that completes when the copy has.
     pub fn event(&self) -> *mut c_void {
-        self.done.raw()
+        self.done.raw() as *mut c_void
     }
 }

@@ -57,7 +57,6 @@ impl Source {
 
 /// See the module's text.
 pub(crate) struct Desk {
-    pub(crate) actor: &'static str,
     pub(crate) device: Device,
     pub(crate) gate: Arc<IntakeGate>,
     /// Handed-over device batches.
@@ -87,7 +86,6 @@ impl fmt::Debug for Desk {
 
 impl Desk {
     pub(crate) fn new(
-        actor: &'static str,
         device: Device,
         gate: Arc<IntakeGate>,
         buffers: usize,
@@ -96,7 +94,6 @@ impl Desk {
         on_fault: Box<dyn Fn(String) + Send + Sync>,
     ) -> Desk {
         Desk {
-            actor,
             device,
             gate,
             ready: Gate::new(),
@@ -173,7 +170,11 @@ impl Desk {
 
     /// A CUDA call failed: the feed stops, naming it.
     pub(crate) fn fail(&self, error: &CudaError) {
-        (self.on_fault)(error.to_string());
+        self.fail_with(error.to_string());
+    }
+
+    pub(crate) fn fail_with(&self, text: String) {
+        (self.on_fault)(text);
     }
 
     pub(crate) fn closed(&self) -> Option<Closed> {

@@ -8,12 +8,12 @@ use super::Desk;
 use crate::cuda::device::{Device, DeviceMemory, Event, RawStream, Stream};
 use crate::cuda::types::CudaError;
 use crate::memory::Ring;
-use crate::sync::lock;
+use crate::sync::{lock, panic_text};
 use crossbeam_channel::{Receiver, Sender};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
 
 /// What the user does with the bytes.
 pub(crate) type Then = Box<dyn FnOnce(&[u8]) + Send>;
@@ -31,7 +31,8 @@ pub(crate) struct Downloads {
     state: Mutex<State>,
     /// Host slots that the function is through with.
     free_host: (Sender<usize>, Receiver<usize>),
-    finished: Sender<Finished>,
+    /// `None` ends the thread.
+    finished: Sender<Option<Finished>>,
     /// The downloads whose function was called, and those that a newer one replaced.
     pub(crate) delivered: AtomicU64,
     pub(crate) replaced: AtomicU64,
@@ -69,7 +70,7 @@ impl Downloads {
         device: &Device,
         host: Ring,
         max_bytes: usize,
-        finished: Sender<Finished>,
+        finished: Sender<Option<Finished>>,
     ) -> Result<Downloads, CudaError> {
         let free_host = crossbeam_channel::bounded(host.slots());
         for slot in 0..host.slots() {
@@ -125,6 +126,11 @@ impl Downloads {
         Ok(())
     }
 
+    /// Ends the downloads' thread behind what it has.
+    pub(crate) fn end(&self) {
+        let _ = self.finished.send(None);
+    }
+
     /// On the feeding thread: hands on what is finished, and issues what waits. True while something is under way.
     pub(crate) fn advance(&self, device: &Device) -> Result<bool, CudaError> {
         let mut state = lock(&self.state);
@@ -134,7 +140,7 @@ impl Downloads {
             }
             if let Some((_, host, Snapshot { bytes, then })) = state.out.take() {
                 self.delivered.fetch_add(1, Ordering::Relaxed);
-                let _ = self.finished.send(Finished { host, bytes, then }); // its thread is gone only at the stop
+                let _ = self.finished.send(Some(Finished { host, bytes, then })); // its thread is gone only at the stop
             }
         }
         if state.waiting.is_none() {
@@ -155,13 +161,13 @@ impl Downloads {
     }
 
     /// On the downloads' own thread: calls the user's function.
-    pub(crate) fn deliver(&self, Finished { host, bytes, then }: Finished) {
+    pub(crate) fn deliver(&self, Finished { host, bytes, then }: Finished, on_panic: impl FnOnce(String)) {
         // SAFETY: the copy into this slot is over and no other is issued before its number is given back below.
         let bytes = unsafe { std::slice::from_raw_parts(self.host.slot(host).as_ptr().cast_const(), bytes) };
-        then(bytes);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| then(bytes))) {
+            on_panic(panic_text(panic));
+        }
         let _ = self.free_host.0.send(host);
     }
 }
 
-/// The thread that calls the users' functions.
-pub(crate) type DeliveryThread = JoinHandle<()>;
