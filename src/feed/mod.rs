@@ -3,7 +3,7 @@
 //! Owns the supervisor's thread and the handles that the embedding program uses. Dropping it stops everything.
 
 mod builder;
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests;
 
 pub use builder::{FeedBuilder, Footprint, Pinning, StartHandle};
