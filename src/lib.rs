@@ -79,31 +79,32 @@ mod pages {
     struct CudaLoading;
 }
 
-// The order of these lines is the order of dependence: a module uses only modules above it.
-mod actors;
-#[allow(unsafe_code)]
-mod batch;
-#[allow(unsafe_code)]
-mod cuda;
+// The order of these lines is the order of dependence: a module uses only modules above it. `tests/layering.rs` checks
+// that, and `rustfmt.toml` keeps rustfmt from sorting them.
 mod element;
+mod schema;
+mod sample;
+mod layout;
+mod sync;
+mod metrics;
 mod episodes;
 mod error;
-mod feed;
-mod gate;
-mod intake;
-mod layout;
-mod learner;
-#[allow(unsafe_code)]
-mod memory;
-mod metrics;
-mod sample;
-mod schema;
-#[allow(unsafe_code)]
-mod slots;
-mod sync;
 mod weights;
 #[allow(unsafe_code)]
+mod cuda;
+#[allow(unsafe_code)]
+mod memory;
+#[allow(unsafe_code)]
+mod slots;
+mod gate;
+mod intake;
+#[allow(unsafe_code)]
 mod writer;
+#[allow(unsafe_code)]
+mod batch;
+mod learner;
+mod actors;
+mod feed;
 
 pub use batch::{Batch, BatchView, ColumnBytes, SharedBatch};
 pub use cuda::types::{Candidate, CudaError, CudaFindError, CudaSearch, Outcome, Rung};

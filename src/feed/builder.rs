@@ -73,6 +73,8 @@ pub struct Footprint {
     pub ordinary_bytes: usize,
 }
 
+type PinCallback = Box<dyn Fn(&PinProgress) + Send + Sync>;
+
 /// Settings of a feed. Made by [`Feed::builder`].
 ///
 /// ```
@@ -99,7 +101,7 @@ pub struct FeedBuilder {
     seed: Option<u64>,
     pinning: Pinning,
     cuda: CudaSearch,
-    on_progress: Option<Box<dyn Fn(&PinProgress) + Send + Sync>>,
+    on_progress: Option<PinCallback>,
     episodes: usize,
 }
 

@@ -194,6 +194,9 @@ impl Feed {
                  from a thread of yours",
             ));
         }
+        if self.gate.is_inherited() {
+            return Err(Closed::UsedAfterFork.into());
+        }
         let mut stopped = lock(&self.stopped);
         if let Some(report) = &*stopped {
             return Ok(report.clone());
@@ -235,6 +238,9 @@ fn far_future() -> Instant {
 
 impl Drop for Feed {
     fn drop(&mut self) {
+        if self.gate.is_inherited() {
+            return; // the parent's threads are the parent's to join
+        }
         if host::on_own_thread() {
             // Cannot join itself: closes the gates, and leaves the actors to end on their own.
             self.gate.close(Closed::Stopped);
@@ -309,6 +315,9 @@ impl Clone for Intake {
 
 impl Drop for Intake {
     fn drop(&mut self) {
+        if self.gate.is_inherited() {
+            return;
+        }
         if self.gate.lanes.drop_handle() {
             self.gate.finish();
         }

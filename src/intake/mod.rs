@@ -21,7 +21,7 @@ pub(crate) use stripes::{Claim, Claimed, StripeCursor};
 use crate::error::Closed;
 use crate::gate::Gate;
 use crate::layout::Layout;
-use crate::memory::Ring;
+use crate::memory::{ForkStamp, Ring, stranded_bytes_in_process};
 use crate::metrics::{Counters, Metrics, Stage, WriterCounters};
 use crate::slots::Slots;
 use crate::sync::{Padded, Patience, Spin, lock};
@@ -95,6 +95,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        if self.home.is_inherited() {
+            return; // the slot is the parent's, and so is whoever held a lock at the fork
+        }
         self.home.come_home(self.slot);
     }
 }
@@ -163,6 +166,8 @@ pub(crate) struct IntakeGate {
     pub(crate) buffers: usize,
     pub(crate) episodes: channel::Sender<crate::episodes::Episode>,
     page_locked_bytes: usize,
+    /// The process that started the feed.
+    stamp: ForkStamp,
     /// The versions that writers act with, once one of them asked: the lag histogram is counted against them.
     seen_versions: OnceLock<Arc<Versions>>,
     cells: Box<[stripes::Cell]>,
@@ -223,6 +228,7 @@ impl IntakeGate {
             lockstep,
             buffers,
             episodes,
+            stamp: ring.stamp(),
             page_locked_bytes: if ring.is_pinned() { ring.bytes() } else { 0 },
             seen_versions,
             cells: (0..buffers).map(|_| stripes::Cell::new(layout.rows)).collect(),
@@ -247,11 +253,21 @@ impl IntakeGate {
 
     /// The reason why nothing can be written any more.
     pub(crate) fn closed(&self) -> Option<Closed> {
+        if self.is_inherited() {
+            return Some(Closed::UsedAfterFork);
+        }
         // SYNC: pairs with the Release in `shut`; the lock below gives the reason itself.
         if !self.closed_hint.load(Ordering::Acquire) {
             return None;
         }
         lock(&self.state).closed.clone()
+    }
+
+    /// Whether this process is a forked child of the feed's. Asked before any lock: in a child a lock may be held by a
+    /// thread that does not exist here.
+    #[inline]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.stamp.is_inherited()
     }
 
     /// Notes the weights that writers act with; the first ones count.
@@ -271,12 +287,16 @@ impl IntakeGate {
         metrics.free_slots = lock(&self.state).free.len();
         metrics.batches_waiting = self.batches.len();
         metrics.page_locked_bytes = self.page_locked_bytes;
+        metrics.stranded_bytes = stranded_bytes_in_process();
         metrics
     }
 
     /// Closes the gate for writers and, except at a natural end, for the learner; the first reason stays. Waits for
     /// nobody: open claims end on their own and find the gate closed.
     pub(crate) fn close(&self, reason: Closed) {
+        if self.is_inherited() {
+            return;
+        }
         let ring = self.shut(reason.clone());
         let untaken = self.batches.close(reason);
         let rows: u64 = untaken.iter().map(|sealed| sealed.rows as u64).sum();

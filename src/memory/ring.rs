@@ -13,6 +13,7 @@ use crate::cuda::types::{CudaFindError, CudaSearch};
 
 use super::budget::HostFiles;
 use super::error::{BudgetRefusal, RingError};
+use super::fork::ForkStamp;
 use super::mapping::{Mapping, Pages};
 use super::prefault::{default_threads, prefault};
 use super::progress::{PinPhase, PinWatch};
@@ -176,11 +177,6 @@ impl Ring {
         self.slots
     }
 
-    /// Bytes of each slot.
-    pub(crate) fn slot_bytes(&self) -> usize {
-        self.slot_bytes
-    }
-
     /// Bytes of all slots.
     pub(crate) fn bytes(&self) -> usize {
         self.slot_bytes * self.slots
@@ -210,6 +206,7 @@ impl Ring {
     ///
     /// # Panics
     /// If there is no such slot: a bug of the caller.
+    #[cfg_attr(not(test), expect(dead_code, reason = "as `pieces`"))]
     pub(crate) fn device_address(&self, index: usize) -> Option<u64> {
         assert!(index < self.slots, "slot {index} of {}", self.slots);
         let mut index = index;
@@ -222,9 +219,9 @@ impl Ring {
         None
     }
 
-    /// Whether this ring belongs to a parent of this process: its bytes read zero here, and nobody may copy from it.
-    pub(crate) fn is_inherited(&self) -> bool {
-        self.held.stamp().is_inherited()
+    /// The mark of the process that made this ring: in a forked child its bytes read zero, and nobody may use it.
+    pub(crate) fn stamp(&self) -> ForkStamp {
+        self.held.stamp()
     }
 }
 
