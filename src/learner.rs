@@ -104,7 +104,6 @@ impl From<DeviceUseError> for crate::error::Error {
     }
 }
 
-
 /// Takes batches on the host, in the order in which they filled. Dropping it tells the writers that nobody takes
 /// batches any more.
 ///

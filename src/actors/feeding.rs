@@ -22,8 +22,22 @@ use std::thread::JoinHandle;
 
 /// Names of feeding actors, by the order of their devices at the builder.
 pub(crate) const FEEDING: [&str; 16] = [
-    "feeding0", "feeding1", "feeding2", "feeding3", "feeding4", "feeding5", "feeding6", "feeding7", "feeding8",
-    "feeding9", "feeding10", "feeding11", "feeding12", "feeding13", "feeding14", "feeding15",
+    "feeding0",
+    "feeding1",
+    "feeding2",
+    "feeding3",
+    "feeding4",
+    "feeding5",
+    "feeding6",
+    "feeding7",
+    "feeding8",
+    "feeding9",
+    "feeding10",
+    "feeding11",
+    "feeding12",
+    "feeding13",
+    "feeding14",
+    "feeding15",
 ];
 
 /// Names of the threads that call downloads' functions.
@@ -88,6 +102,21 @@ impl Handler<Feed> for Feeding {
     }
 }
 
+/// End. The loop ends by the close of the gates; this is for an actor that has not entered it.
+#[derive(Debug)]
+pub(crate) struct StopFeeding;
+
+impl Message for StopFeeding {
+    type Result = ();
+}
+
+impl Handler<StopFeeding> for Feeding {
+    type Result = ();
+    fn handle(&mut self, _: StopFeeding, context: &mut Self::Context) {
+        context.stop();
+    }
+}
+
 impl Feeding {
     fn name(&self) -> &'static str {
         FEEDING[self.plan.index]
@@ -102,7 +131,7 @@ impl Feeding {
         let (mut downloads, mut finished) = (None, None);
         if plan.download_bytes > 0 {
             let slot_bytes = plan.download_bytes.next_multiple_of(SLOT_ALIGN);
-            let (ring, watch) = (RingPlan { slot_bytes, slots: 2 }, PinWatch::new(None));
+            let (ring, watch) = (RingPlan { slot_bytes, slots: 2, beside: 0 }, PinWatch::new(None));
             let host = match plan.pinned {
                 true => Ring::pinned(&ring, &plan.search, &watch)?,
                 false => Ring::unpinned(&ring, &watch)?,
@@ -126,14 +155,13 @@ impl Feeding {
 
     /// Starts the thread that calls downloads' functions.
     fn deliver(&self, desk: Arc<Desk>, finished: Receiver<Option<Finished>>) -> Result<JoinHandle<()>> {
-        let name = host::thread_name(self.feed, &format!("{DELIVERY}{}", self.plan.index));
         let run = move || {
             let Some(downloads) = &desk.downloads else { return };
             while let Ok(Some(finished)) = finished.recv() {
                 downloads.deliver(finished, |text| desk.fail_with(format!("a download's function failed: {text}")));
             }
         };
-        host::thread(name, run).map_err(|error| {
+        host::thread(self.feed, &format!("{DELIVERY}{}", self.plan.index), run).map_err(|error| {
             Error::new(ErrorKind::Thread, format!("the thread for downloads could not be started: {error}"))
         })
     }

@@ -1,12 +1,12 @@
 //! The supervisor: the order of the start, the first fault, and the stop.
 //!
-//! Owns the other actors' addresses and threads. It starts pinning, then feeding, then ingest, then answers the
-//! builder; it takes
-//! every exit report; and it stops the others in reverse order. Nothing is restarted: the first fault is final, closes
-//! the gates with its text, and a user starts a new feed.
+//! Owns the other actors' addresses; their threads are the crew's. It starts pinning, then feeding device by device,
+//! then ingest, then answers the builder; it takes every exit report; it closes the gates and ends the crew. Nothing is restarted: the first fault is
+//! final, closes the gates with its text, and a user starts a new feed.
 
-use super::feeding::{FEEDING, Feeding, FeedingPlan};
-use super::host::{self, Exit, Hosted};
+use super::crew::Crew;
+use super::feeding::{FEEDING, Feeding, FeedingPlan, StopFeeding};
+use super::host::{self, Exit};
 use super::ingest::{Ingest, StopIngest, Watch};
 use super::pinning::{PinPlan, Pinning, StopPinning};
 use crate::error::{Closed, Error, ErrorKind, Fault};
@@ -15,8 +15,8 @@ use crate::intake::{IntakeConfig, IntakeGate};
 use crate::memory::{PinReport, Ring, RingError};
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
 use crossbeam_channel::Sender;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 pub(crate) const SUPERVISOR: &str = "supervisor";
@@ -28,19 +28,22 @@ pub(crate) const INGEST: &str = "ingest";
 pub(crate) struct Running {
     pub(crate) gate: Arc<IntakeGate>,
     pub(crate) pin_report: Option<PinReport>,
+    /// Bytes of the ring that CUDA did not let go of, once it was dropped.
+    pub(crate) kept_bytes: Arc<AtomicUsize>,
     /// One per device, in the order of the builder.
     pub(crate) desks: Vec<Arc<Desk>>,
 }
 
-/// What outlives the supervisor: the gates to close and the fault to name if it panics itself.
+/// What outlives the supervisor: the gates to close, the fault to name and the actors to end if it fails itself.
 #[derive(Debug, Default)]
 pub(crate) struct Common {
     pub(crate) gate: OnceLock<Arc<IntakeGate>>,
     pub(crate) fault: OnceLock<Arc<Fault>>,
+    pub(crate) crew: Crew,
 }
 
 impl Common {
-    /// Keeps the first fault, closes the gates with it, and says so.
+    /// Keeps the first fault, closes the gates with it, says so, and tells the actors to end.
     pub(crate) fn fail(&self, actor: &'static str, text: String) {
         let fault = self.fault.get_or_init(|| {
             tracing::error!(target: "pinring", actor, text, "an actor failed; the feed stops");
@@ -49,10 +52,15 @@ impl Common {
         if let Some(gate) = self.gate.get() {
             gate.close(Closed::Fault(fault.clone()));
         }
+        self.crew.tell();
     }
 
-    pub(crate) fn error(&self) -> Option<Error> {
-        self.fault.get().map(|fault| Closed::Fault(fault.clone()).into())
+    /// The fault as an error; to be asked when a start failed without an answer.
+    pub(crate) fn error(&self) -> Error {
+        match self.fault.get() {
+            Some(fault) => Closed::Fault(fault.clone()).into(),
+            None => Error::new(ErrorKind::Fault, "the supervisor ended without an answer; start a new feed"),
+        }
     }
 }
 
@@ -66,40 +74,26 @@ pub(crate) struct Supervisor {
     make_gate: Option<MakeGate>,
     /// Devices that were not attached yet, the next one last.
     devices: Vec<FeedingPlan>,
-    desks: Vec<Arc<Desk>>,
-    pin_report: Option<PinReport>,
+    /// What the builder gets, once it is whole.
+    running: Option<Running>,
     /// The builder, until it was answered.
     start: Option<Sender<Result<Running, Error>>>,
-    pinning: Option<Child<Pinning>>,
-    ingest: Option<Child<Ingest>>,
-    feeding: Vec<Child<Feeding>>,
+    /// For tests that kill an actor; everybody else goes through the crew.
+    pinning: Option<Addr<Pinning>>,
+    ingest: Option<Addr<Ingest>>,
+    /// Actors that run.
+    alive: usize,
     stopping: bool,
-    stop: Option<StopOrder>,
+    /// Who hears when the last actor has ended.
+    waiting: Option<Waiting>,
 }
 
-/// An actor that was started.
-struct Child<A: Actor> {
-    address: Addr<A>,
-    thread: Option<JoinHandle<()>>,
-    exited: bool,
-}
-
-impl<A: Actor> From<Hosted<A>> for Child<A> {
-    fn from(hosted: Hosted<A>) -> Child<A> {
-        Child { address: hosted.address, thread: Some(hosted.thread), exited: false }
-    }
-}
-
-impl<A: Actor> Child<A> {
-    /// Joins the thread if its actor has exited; else the thread is given up.
-    fn end(&mut self, feed: u64, name: &str) -> Option<String> {
-        let thread = self.thread.take()?;
-        if self.exited {
-            let _ = thread.join(); // its panic, if any, is in the exit report
-            return None;
-        }
-        Some(host::thread_name(feed, name))
-    }
+/// Who waits for the end.
+enum Waiting {
+    Stop(Sender<Vec<String>>),
+    Start(Sender<Result<Running, Error>>, Error),
+    /// A feed that nobody wants any more.
+    Nobody,
 }
 
 impl Supervisor {
@@ -118,14 +112,13 @@ impl Supervisor {
             plan: Some(plan),
             make_gate: Some(make_gate),
             devices,
-            desks: Vec::new(),
-            pin_report: None,
+            running: None,
             start: Some(start),
             pinning: None,
             ingest: None,
-            feeding: Vec::new(),
+            alive: 0,
             stopping: false,
-            stop: None,
+            waiting: None,
         }
     }
 
@@ -133,63 +126,92 @@ impl Supervisor {
         move |exit| address.do_send(Exited { actor, exit })
     }
 
-    /// Answers the builder with an error and ends, with what was started ended before.
+    /// Ends the crew; the builder hears of `error` when nothing runs any more.
     fn refuse(&mut self, error: Error, context: &mut Context<Self>) {
-        self.refuse_with(Some(error), context);
+        let waiting = self.start.take().map_or(Waiting::Nobody, |start| Waiting::Start(start, error));
+        self.end(waiting, context);
     }
 
-    fn refuse_with(&mut self, error: Option<Error>, context: &mut Context<Self>) {
+    fn end(&mut self, waiting: Waiting, context: &mut Context<Self>) {
         self.stopping = true;
-        if let Some(pinning) = &self.pinning {
-            pinning.address.do_send(StopPinning);
+        self.waiting = Some(waiting);
+        if let Some(gate) = self.common.gate.get() {
+            gate.close(Closed::Stopped);
         }
-        if let (Some(start), Some(error)) = (self.start.take(), error) {
-            // The pinning thread has nothing of ours any more when it has exited; the builder hears after that.
-            self.stop = Some(StopOrder::Refusal(start, error));
-        }
-        self.go_on(context);
+        self.common.crew.tell();
+        self.finish_if_alone(context);
     }
 
-    /// Takes the next step of a stop that is under way.
-    fn go_on(&mut self, context: &mut Context<Self>) {
-        if !self.stopping {
-            return;
+    /// An actor failed. A start ends with the fault; a feed that runs has its gates closed, and waits for its stop.
+    fn fail(&mut self, actor: &'static str, text: String) {
+        self.common.fail(actor, text);
+        self.stopping = true;
+        if let Some(start) = self.start.take() {
+            self.waiting = Some(Waiting::Start(start, self.common.error()));
         }
-        if let Some(ingest) = self.ingest.as_ref().filter(|ingest| !ingest.exited) {
-            ingest.address.do_send(StopIngest);
-            return;
-        }
-        if self.feeding.iter().any(|feeding| !feeding.exited) {
-            return; // the closed gates end them, once their queued copies are over
-        }
-        if let Some(pinning) = self.pinning.as_ref().filter(|pinning| !pinning.exited) {
-            pinning.address.do_send(StopPinning);
-            return;
-        }
-        self.finish(context);
     }
 
-    /// Joins what has exited, gives up what has not, and answers.
-    fn finish(&mut self, context: &mut Context<Self>) {
-        let Some(stop) = self.stop.take() else { return };
-        let mut given_up = Vec::new();
-        given_up.extend(self.ingest.as_mut().and_then(|child| child.end(self.feed, INGEST)));
-        for (feeding, name) in self.feeding.iter_mut().zip(FEEDING) {
-            given_up.extend(feeding.end(self.feed, name));
+    fn finish_if_alone(&mut self, context: &mut Context<Self>) {
+        if self.alive == 0 {
+            self.finish(None, context);
         }
-        given_up.extend(self.pinning.as_mut().and_then(|child| child.end(self.feed, PINNING)));
-        match stop {
-            StopOrder::Stop(answer) => drop(answer.send(given_up)),
-            StopOrder::Refusal(start, error) => drop(start.send(Err(error))),
+    }
+
+    /// Joins who has ended by `deadline`, gives up the others, and answers.
+    fn finish(&mut self, deadline: Option<Instant>, context: &mut Context<Self>) {
+        let Some(waiting) = self.waiting.take() else { return };
+        let given_up = self.common.crew.end(deadline);
+        match waiting {
+            Waiting::Stop(answer) => drop(answer.send(given_up)),
+            Waiting::Start(start, error) => drop(start.send(Err(error))),
+            Waiting::Nobody => {}
         }
         context.stop();
     }
-}
 
-/// Who waits for the end.
-enum StopOrder {
-    Stop(Sender<Vec<String>>),
-    Refusal(Sender<Result<Running, Error>>, Error),
+    /// The ring is there: makes the gate and starts the rest.
+    fn run(&mut self, ring: Arc<Ring>, make_gate: MakeGate, context: &mut Context<Self>) {
+        let (pin_report, kept_bytes) = (ring.report().cloned(), ring.kept_bytes());
+        let gate = Arc::new(IntakeGate::new(make_gate(ring)));
+        let _ = self.common.gate.set(gate.clone());
+        self.running = Some(Running { gate, pin_report, kept_bytes, desks: Vec::new() });
+        self.start_next(context);
+    }
+
+    /// Starts the next device's feeding actor, whose answer brings the one behind it; after the last, ingest, and then
+    /// answers the builder.
+    fn start_next(&mut self, context: &mut Context<Self>) {
+        let Some(gate) = self.running.as_ref().map(|running| running.gate.clone()) else { return };
+        let address = context.address();
+        if let Some(plan) = self.devices.pop() {
+            let name = FEEDING[plan.index];
+            let (common, supervisor) = (self.common.clone(), address.clone());
+            let feeding = Feeding { feed: self.feed, plan, gate, common, supervisor };
+            match host::host(self.feed, name, feeding, Supervisor::report_to(address, name)) {
+                Ok(hosted) => {
+                    self.common.crew.add(hosted, || StopFeeding);
+                    self.alive += 1;
+                }
+                Err(error) => self.refuse(error, context),
+            }
+            return;
+        }
+        let ingest = Ingest { gate, watch: Watch::new() };
+        match host::host(self.feed, INGEST, ingest, Supervisor::report_to(address, INGEST)) {
+            Ok(hosted) => {
+                self.ingest = Some(self.common.crew.add(hosted, || StopIngest));
+                self.alive += 1;
+            }
+            Err(error) => return self.refuse(error, context),
+        }
+        let Some(running) = self.running.take() else { return };
+        let (pinned, devices) = (running.pin_report.is_some(), running.desks.len());
+        tracing::info!(target: "pinring", feed = self.feed, pinned, devices, "the feed runs");
+        // Nobody may be there to take it: the start was given up while it was stuck.
+        if self.start.take().is_none_or(|start| start.send(Ok(running)).is_err()) {
+            self.end(Waiting::Nobody, context);
+        }
+    }
 }
 
 impl Actor for Supervisor {
@@ -199,14 +221,13 @@ impl Actor for Supervisor {
         let supervisor = context.address();
         let pinning = Pinning { plan, supervisor: supervisor.clone(), ring: None };
         match host::host(self.feed, PINNING, pinning, Supervisor::report_to(supervisor, PINNING)) {
-            Ok(hosted) => self.pinning = Some(hosted.into()),
-            Err(error) => self.refuse(thread_error(PINNING, &error), context),
+            Ok(hosted) => {
+                self.pinning = Some(self.common.crew.add(hosted, || StopPinning));
+                self.alive += 1;
+            }
+            Err(error) => self.refuse(error, context),
         }
     }
-}
-
-fn thread_error(actor: &str, error: &std::io::Error) -> Error {
-    Error::new(ErrorKind::Thread, format!("the thread of the {actor} actor could not be started: {error}"))
 }
 
 /// The ring, or why there is none.
@@ -219,58 +240,14 @@ impl Message for Pinned {
 impl Handler<Pinned> for Supervisor {
     type Result = ();
     fn handle(&mut self, Pinned(made): Pinned, context: &mut Self::Context) {
-        let ring = match made {
-            Ok(ring) => ring,
-            Err(error) => {
-                tracing::error!(target: "pinring", error = %error, "the ring could not be made");
-                self.refuse(error.into(), context);
-                return;
-            }
-        };
-        let Some(make_gate) = self.make_gate.take() else { return };
-        self.pin_report = ring.report().cloned();
-        let gate = Arc::new(IntakeGate::new(make_gate(ring)));
-        let _ = self.common.gate.set(gate.clone());
-        if self.stopping {
-            gate.close(Closed::Stopped);
-            self.go_on(context);
-            return;
-        }
-        self.start_next(gate, context);
-    }
-}
-
-impl Supervisor {
-    /// Starts the next device's feeding actor, or behind the last one ingest, and then answers the builder.
-    fn start_next(&mut self, gate: Arc<IntakeGate>, context: &mut Context<Self>) {
-        if let Some(plan) = self.devices.pop() {
-            let name = FEEDING[plan.index];
-            let (common, supervisor) = (self.common.clone(), context.address());
-            let feeding = Feeding { feed: self.feed, plan, gate: gate.clone(), common, supervisor: supervisor.clone() };
-            match host::host(self.feed, name, feeding, Supervisor::report_to(supervisor, name)) {
-                Ok(hosted) => self.feeding.push(hosted.into()),
-                Err(error) => {
-                    gate.close(Closed::Stopped);
-                    self.refuse(thread_error(name, &error), context);
-                }
-            }
-            return; // its answer brings the next
-        }
-        let ingest = Ingest { gate: gate.clone(), watch: Watch::new() };
-        match host::host(self.feed, INGEST, ingest, Supervisor::report_to(context.address(), INGEST)) {
-            Ok(hosted) => self.ingest = Some(hosted.into()),
-            Err(error) => {
-                gate.close(Closed::Stopped);
-                self.refuse(thread_error(INGEST, &error), context);
-                return;
-            }
-        }
-        let (pin_report, desks) = (self.pin_report.take(), std::mem::take(&mut self.desks));
-        tracing::info!(
-            target: "pinring", feed = self.feed, pinned = pin_report.is_some(), devices = desks.len(), "the feed runs"
-        );
-        if let Some(start) = self.start.take() {
-            let _ = start.send(Ok(Running { gate, pin_report, desks }));
+        let Some(make_gate) = self.make_gate.take().filter(|_| !self.stopping) else { return };
+        let made = made.map_err(|error| {
+            tracing::error!(target: "pinring", error = %error, "the ring could not be made");
+            Error::from(error)
+        });
+        match made {
+            Ok(ring) => self.run(ring, make_gate, context),
+            Err(error) => self.refuse(error, context),
         }
     }
 }
@@ -286,17 +263,16 @@ impl Message for FeedingUp {
 impl Handler<FeedingUp> for Supervisor {
     type Result = ();
     fn handle(&mut self, FeedingUp(up): FeedingUp, context: &mut Self::Context) {
-        let Some(gate) = self.common.gate.get().cloned() else { return };
         match up {
-            Ok(desk) => self.desks.push(desk),
-            Err(error) => {
-                gate.close(Closed::Stopped);
-                self.refuse(error, context);
-                return;
+            Ok(_) if self.stopping => {}
+            Ok(desk) => {
+                self.running.iter_mut().for_each(|running| running.desks.push(desk.clone()));
+                self.start_next(context);
             }
-        }
-        if !self.stopping {
-            self.start_next(gate, context);
+            Err(error) => {
+                tracing::error!(target: "pinring", error = %error, "a device could not be attached");
+                self.refuse(error, context);
+            }
         }
     }
 }
@@ -315,10 +291,8 @@ impl Message for Failed {
 impl Handler<Failed> for Supervisor {
     type Result = ();
     fn handle(&mut self, Failed { actor, text }: Failed, context: &mut Self::Context) {
-        self.common.fail(actor, text);
-        if !self.stopping {
-            self.refuse_with(self.common.error(), context);
-        }
+        self.fail(actor, text);
+        self.finish_if_alone(context);
     }
 }
 
@@ -336,27 +310,16 @@ impl Message for Exited {
 impl Handler<Exited> for Supervisor {
     type Result = ();
     fn handle(&mut self, Exited { actor, exit }: Exited, context: &mut Self::Context) {
-        match actor {
-            PINNING => self.pinning.iter_mut().for_each(|child| child.exited = true),
-            INGEST => self.ingest.iter_mut().for_each(|child| child.exited = true),
-            _ => {
-                let fed = self.feeding.iter_mut().zip(FEEDING).filter(|(_, name)| *name == actor);
-                fed.for_each(|(child, _)| child.exited = true);
-            }
-        }
+        self.alive = self.alive.saturating_sub(1);
         let exit = match exit {
             // Actors end when they are told to.
             Ok(()) if !self.stopping => Err("it ended without being asked to".to_owned()),
             other => other,
         };
         if let Err(text) = exit {
-            self.common.fail(actor, text);
-            if !self.stopping {
-                self.refuse_with(self.common.error(), context);
-                return;
-            }
+            self.fail(actor, text);
         }
-        self.go_on(context);
+        self.finish_if_alone(context);
     }
 }
 
@@ -376,16 +339,13 @@ impl Handler<Stop> for Supervisor {
     type Result = ();
     fn handle(&mut self, Stop { deadline, answer }: Stop, context: &mut Self::Context) {
         tracing::info!(target: "pinring", feed = self.feed, "the feed stops");
-        self.stopping = true;
-        self.stop = Some(StopOrder::Stop(answer));
         if let Some(gate) = self.common.gate.get() {
             gate.set_stop_deadline(deadline);
-            gate.close(Closed::Stopped);
         }
-        self.go_on(context);
-        context.run_later(deadline.saturating_duration_since(Instant::now()), |supervisor, context| {
-            supervisor.finish(context);
+        context.run_later(deadline.saturating_duration_since(Instant::now()), move |supervisor, context| {
+            supervisor.finish(Some(deadline), context);
         });
+        self.end(Waiting::Stop(answer), context);
     }
 }
 
@@ -420,8 +380,8 @@ impl Handler<CrashActor> for Supervisor {
     type Result = ();
     fn handle(&mut self, CrashActor(actor, text): CrashActor, _: &mut Self::Context) {
         match actor {
-            PINNING => self.pinning.iter().for_each(|child| child.address.do_send(Crash(text.clone()))),
-            INGEST => self.ingest.iter().for_each(|child| child.address.do_send(Crash(text.clone()))),
+            PINNING => self.pinning.iter().for_each(|pinning| pinning.do_send(Crash(text.clone()))),
+            INGEST => self.ingest.iter().for_each(|ingest| ingest.do_send(Crash(text.clone()))),
             _ => panic!("{text}"),
         }
     }

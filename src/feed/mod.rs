@@ -3,7 +3,7 @@
 //! Owns the supervisor's thread and the handles that the embedding program uses. Dropping it stops everything.
 
 mod builder;
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests;
 
 pub use builder::{FeedBuilder, Footprint, Pinning, StartHandle};
@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 use crate::sync::lock;
 use crate::writer::Writer;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,8 @@ use std::time::{Duration, Instant};
 const DROP_DEADLINE: Duration = Duration::from_secs(10);
 /// How much longer than its deadline a stop waits for the supervisor's answer.
 const ANSWER_GRACE: Duration = Duration::from_secs(1);
+/// A stop that may take longer may take for ever.
+const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A running feed: the ring, its actors, and the handles for writers and learner. Share it behind an `Arc` where several
 /// threads need it. Dropped, it stops.
@@ -66,6 +68,7 @@ pub struct Feed {
     common: Arc<Common>,
     supervisor: Mutex<Option<Hosted<Supervisor>>>,
     pin_report: Option<PinReport>,
+    kept_bytes: Arc<AtomicUsize>,
     desks: Vec<Arc<Desk>>,
     episodes: Episodes,
     seed: u64,
@@ -97,6 +100,9 @@ pub struct StopReport {
     pub still_out: usize,
     /// Names of threads that did not end by the deadline and were left to themselves.
     pub threads_given_up: Vec<String>,
+    /// Bytes of the ring that CUDA did not let go of: they stay mapped for the rest of the process. The log has CUDA's
+    /// answer. 0 while batches are still out or threads were given up, since the ring has not ended then.
+    pub kept_bytes: usize,
     /// The fault that had stopped the feed before, if one had.
     pub fault: Option<Arc<Fault>>,
 }
@@ -111,10 +117,13 @@ impl StopReport {
 
 impl std::fmt::Display for StopReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let StopReport { partial_rows, untaken_rows, still_out, threads_given_up, fault } = self;
+        let StopReport { partial_rows, untaken_rows, still_out, threads_given_up, kept_bytes, fault } = self;
         write!(f, "rows dropped: {partial_rows} of partial batches, {untaken_rows} untaken; still out: {still_out}")?;
         if !threads_given_up.is_empty() {
             write!(f, "; threads given up: {}", threads_given_up.join(", "))?;
+        }
+        if *kept_bytes > 0 {
+            write!(f, "; {kept_bytes} bytes stay mapped, since CUDA did not unregister them")?;
         }
         fault.as_ref().map_or(Ok(()), |fault| write!(f, "; {fault}"))
     }
@@ -200,7 +209,8 @@ impl Feed {
     fn desk(&self, device: i32) -> Result<&Arc<Desk>> {
         self.desks.iter().find(|desk| desk.device.ordinal() == device).ok_or_else(|| {
             let known: Vec<_> = self.desks.iter().map(|desk| desk.device.ordinal()).collect();
-            let text = format!("the feed was built with the devices {known:?}, not with {device}: add `.device({device})`");
+            let text =
+                format!("the feed was built with the devices {known:?}, not with {device}: add `.device({device})`");
             Error::new(ErrorKind::Misuse, text)
         })
     }
@@ -251,21 +261,17 @@ impl Feed {
             return Ok(report.clone());
         }
         let mut threads_given_up = Vec::new();
-        if let Some(supervisor) = lock(&self.supervisor).take() {
+        if let Some(Hosted { address, thread }) = lock(&self.supervisor).take() {
             let (answer, answered) = crossbeam_channel::bounded(1);
-            let by = Instant::now().checked_add(deadline).unwrap_or_else(far_future);
-            supervisor.address.do_send(Stop { deadline: by, answer });
-            match answered.recv_deadline(by + ANSWER_GRACE) {
-                Ok(given_up) => threads_given_up = given_up,
-                Err(crossbeam_channel::RecvTimeoutError::Disconnected) => {} // it had failed; its fault is kept
-                Err(crossbeam_channel::RecvTimeoutError::Timeout) => {
-                    threads_given_up.push(supervisor.thread.thread().name().unwrap_or("supervisor").to_owned());
-                }
-            }
-            self.gate.close(Closed::Stopped);
-            if !threads_given_up.iter().any(|name| Some(name.as_str()) == supervisor.thread.thread().name()) {
-                let _ = supervisor.thread.join(); // its panic, if any, is in the fault
-            }
+            let now = Instant::now();
+            let by = now.checked_add(deadline).filter(|by| *by < now + FAR).unwrap_or(now + FAR);
+            address.do_send(Stop { deadline: by, answer });
+            threads_given_up = answered.recv_deadline(by + ANSWER_GRACE).unwrap_or_else(|_| {
+                // It has failed (its fault is kept) or hangs: what it started is ended without it.
+                self.gate.close(Closed::Stopped);
+                self.common.crew.end(Some(by + ANSWER_GRACE))
+            });
+            threads_given_up.extend(thread.join_by(Some(by + ANSWER_GRACE)).err());
         }
         let left = self.gate.left();
         let report = StopReport {
@@ -273,16 +279,12 @@ impl Feed {
             untaken_rows: left.untaken_rows,
             still_out: self.gate.out(),
             threads_given_up,
+            kept_bytes: self.kept_bytes.load(Ordering::Relaxed),
             fault: self.common.fault.get().cloned(),
         };
         *stopped = Some(report.clone());
         Ok(report)
     }
-}
-
-/// A deadline that no stop reaches.
-fn far_future() -> Instant {
-    Instant::now() + Duration::from_secs(365 * 24 * 3600)
 }
 
 impl Drop for Feed {

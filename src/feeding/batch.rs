@@ -3,8 +3,8 @@
 use super::Desk;
 use super::learner::LearnerSide;
 use crate::cuda::device::{DeviceMemory, Event, RawStream};
-use crate::learner::DeviceUseError;
 use crate::element::{DType, Element};
+use crate::learner::DeviceUseError;
 use crate::sample::Column;
 use crate::slots::RowRecord;
 use std::ffi::c_void;

@@ -80,7 +80,10 @@ pub(crate) struct Desk {
 
 impl fmt::Debug for Desk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Desk").field("device", &self.device.ordinal()).field("buffers", &self.buffers).finish_non_exhaustive()
+        f.debug_struct("Desk")
+            .field("device", &self.device.ordinal())
+            .field("buffers", &self.buffers)
+            .finish_non_exhaustive()
     }
 }
 

@@ -170,4 +170,3 @@ impl Downloads {
         let _ = self.free_host.0.send(host);
     }
 }
-
