@@ -62,6 +62,7 @@ impl DeviceCopier {
     /// # Safety
     /// `dst` is a device address with `batch.byte_len()` writable bytes that stay allocated until the copy is over;
     /// `stream` is a live stream of this copier's device.
+    #[allow(clippy::result_large_err)] // the batch comes back by value
     pub unsafe fn copy_to_device(&self, batch: Batch, dst: u64, stream: *mut c_void) -> Result<CopyTicket, CopyError> {
         // SAFETY: the caller's duty for `dst` and `stream`; the batch keeps its slot until the flight drops it.
         match unsafe { self.issue(batch.slot_bytes(), dst, RawStream(stream as usize)) } {

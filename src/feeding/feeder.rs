@@ -91,7 +91,7 @@ impl Feeder {
                     }
                 }
             }
-            if matches!(self.desk.closed(), Some(Closed::Stopped | Closed::Fault(_) | Closed::UsedAfterFork)) {
+            if self.desk.gate.is_over() {
                 return Ok(());
             }
             if moved {

@@ -184,6 +184,8 @@ pub(crate) struct IntakeGate {
     gaps_hint: AtomicBool,
     /// Counts events that may have made room; spinning writers watch it.
     events: AtomicU64,
+    /// A stop or a fault came, also behind a natural end: feeding ends too.
+    over: AtomicBool,
     /// Learners alive, of the host and of devices.
     learners: AtomicUsize,
     /// Woken when the gate closes, for threads that wait elsewhere.
@@ -249,6 +251,7 @@ impl IntakeGate {
             cells: (0..buffers).map(|_| stripes::Cell::new(layout.rows)).collect(),
             gaps_hint: AtomicBool::new(false),
             events: AtomicU64::new(0),
+            over: AtomicBool::new(false),
             learners: AtomicUsize::new(0),
             at_close: Mutex::default(),
             stop_deadline: OnceLock::new(),
@@ -315,6 +318,9 @@ impl IntakeGate {
         if self.is_inherited() {
             return;
         }
+        if reason != Closed::LearnerGone {
+            self.over.store(true, Ordering::Release); // SYNC: pairs with the Acquire in `is_over`
+        }
         let ring = self.shut(reason.clone());
         let untaken = self.batches.close(reason);
         let rows: u64 = untaken.iter().map(|sealed| sealed.rows as u64).sum();
@@ -329,6 +335,11 @@ impl IntakeGate {
     pub(crate) fn note_quarantine(&self, slot: u32) {
         self.counters.quarantined.fetch_add(1, Ordering::Relaxed);
         tracing::error!(target: "pinring", slot, "a slot is quarantined: the end of a copy from it is unknown");
+    }
+
+    /// Whether a stop or a fault came; a natural end may lie before it.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
     }
 
     /// Wakes this waker when the gate closes, for whatever reason.
