@@ -8,7 +8,6 @@ use super::desk::{Flight, Source};
 use crate::batch::{Batch, SharedBatch};
 use crate::cuda::device::{Event, RawStream};
 use crate::element::Element;
-use crate::error::Closed;
 use crate::learner::DeviceUseError;
 use crate::sample::Column;
 use std::ffi::c_void;
@@ -111,9 +110,7 @@ impl DeviceCopier {
     unsafe fn issue(&self, bytes: &[u8], dst: u64, stream: RawStream) -> Result<Arc<Event>, Failed> {
         let device = &self.desk.device;
         let before = |error: DeviceUseError| Failed { error, queued: false };
-        if let Some(closed @ (Closed::Stopped | Closed::Fault(_) | Closed::UsedAfterFork)) = self.desk.closed() {
-            return Err(before(closed.into())); // nobody would watch for its end
-        }
+        self.desk.check_open().map_err(|closed| before(closed.into()))?; // else nobody would watch for its end
         // SAFETY: the caller's duty.
         unsafe {
             if device.is_capturing(stream).map_err(|error| before(error.into()))? {

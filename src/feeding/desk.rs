@@ -180,8 +180,14 @@ impl Desk {
         (self.on_fault)(text);
     }
 
-    pub(crate) fn closed(&self) -> Option<Closed> {
-        self.gate.closed()
+    /// Why the feeding thread has ended or will, if so: a natural end of the source is no reason.
+    pub(crate) fn check_open(&self) -> Result<(), Closed> {
+        match self.gate.closed() {
+            Some(Closed::UsedAfterFork) => Err(Closed::UsedAfterFork),
+            _ if !self.gate.is_over() => Ok(()),
+            Some(closed @ Closed::Fault(_)) => Err(closed),
+            _ => Err(Closed::Stopped),
+        }
     }
 
     pub(crate) fn metrics(&self) -> DeviceMetrics {

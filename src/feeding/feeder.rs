@@ -46,12 +46,9 @@ impl Feeder {
     /// Feeds until the gates close, then waits for the queued copies.
     pub(crate) fn run(mut self) -> Result<(), CudaError> {
         let fed = self.feed();
-        let reason = self.desk.closed().unwrap_or(Closed::Stopped);
+        let reason = self.desk.check_open().err().unwrap_or(Closed::Stopped);
         // Batches that were handed over and not taken: their buffers live until the copies into them are over.
-        let untaken = match fed {
-            Ok(()) => self.desk.ready.close(reason),
-            Err(_) => self.desk.ready.close(self.desk.closed().unwrap_or(Closed::Stopped)),
-        };
+        let untaken = self.desk.ready.close(reason);
         let rows: u64 = untaken.iter().map(|ready| ready.rows as u64).sum();
         self.desk.gate.count_untaken(rows);
         if fed.is_ok() {

@@ -127,9 +127,7 @@ impl DeviceLearner {
         let Some(downloads) = side.desk.downloads.as_ref().filter(|_| bytes <= max) else {
             return Err(DeviceUseError::TooLarge { bytes, max });
         };
-        if let Some(closed) = side.desk.closed().filter(|c| !matches!(c, Closed::Ended | Closed::LaneGone { .. })) {
-            return Err(closed.into());
-        }
+        side.desk.check_open()?;
         // SAFETY: the learner's stream lives (its constructor's duty).
         if unsafe { side.desk.device.is_capturing(side.stream)? } {
             return Err(DeviceUseError::Capturing);
