@@ -359,7 +359,9 @@ impl IntakeGate {
         open.left -= 1;
         if open.left == 0 {
             let open = state.striped.open.remove(place);
-            self.seal(state, open.slot, self.layout.rows, open.opened);
+            let wakes = self.seal(&state, open.slot, self.layout.rows, open.opened);
+            drop(state);
+            self.batches.wake(wakes);
         }
     }
 
@@ -420,14 +422,12 @@ impl IntakeGate {
                 sealed.push((open, rows));
             }
         }
-        drop(state);
-        for (open, rows) in sealed {
-            self.seal(lock(&self.state), open.slot, rows, open.opened);
-        }
-        self.batches.end(Closed::Ended);
-        let mut state = lock(&self.state);
+        let mut wakes = Vec::new();
+        wakes.extend(sealed.into_iter().map(|(open, rows)| self.seal(&state, open.slot, rows, open.opened)));
+        wakes.push(self.batches.end(Closed::Ended));
         let ring = state.ring.take();
         self.announce_close(state);
+        wakes.into_iter().for_each(|wakes| self.batches.wake(wakes));
         drop(ring);
     }
 
