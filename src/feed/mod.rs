@@ -219,7 +219,7 @@ impl Feed {
             threads_given_up = answered.recv_deadline(by + ANSWER_GRACE).unwrap_or_else(|_| {
                 // It has failed (its fault is kept) or hangs: what it started is ended without it.
                 self.gate.close(Closed::Stopped);
-                self.common.crew.end(Some(by + ANSWER_GRACE))
+                self.common.crew.end(Some(Instant::now() + ANSWER_GRACE))
             });
             threads_given_up.extend(thread.join_by(Some(by + ANSWER_GRACE)).err());
         }
