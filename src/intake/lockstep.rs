@@ -148,15 +148,16 @@ impl IntakeGate {
         Ok(())
     }
 
-    /// `lanes` lanes have completed `unroll`.
-    pub(crate) fn lockstep_complete(self: &Arc<Self>, unroll: u64, lanes: usize) {
+    /// `lanes` lanes have completed `unroll`. After the close their rows are lost, and counted here: then it is false.
+    pub(crate) fn lockstep_complete(self: &Arc<Self>, unroll: u64, lanes: usize) -> bool {
         let mut state = lock(&self.state);
         if state.closed.is_some() {
-            return; // the rows were counted as dropped at the close
+            self.counters.dropped_rows.fetch_add(lanes as u64, Ordering::Relaxed);
+            return false;
         }
         let place = (self.lockstep_batch(unroll) - state.lockstep.sealed) as usize;
         let layer = (unroll % self.layers()) as usize;
-        let Some(open) = state.lockstep.batches.get_mut(place) else { return };
+        let Some(open) = state.lockstep.batches.get_mut(place) else { return true };
         open.left[layer] -= lanes;
         if open.left.iter().all(|&left| left == 0)
             && let Some(open) = state.lockstep.batches.pop_front()
@@ -169,6 +170,7 @@ impl IntakeGate {
             state = lock(&self.state);
         }
         self.end_if_a_lane_is_gone(state);
+        true
     }
 
     /// A writer is gone; `unroll` is the first that its lanes did not complete.

@@ -189,6 +189,8 @@ struct State {
     free: Vec<u32>,
     /// Writers parked on `room`.
     parked: usize,
+    /// Writers that wait for many rows at once: a wake may be of no use to them, so it must reach the others too.
+    choosy: usize,
     closed: Option<Closed>,
     /// Claims that were open at the close and have not ended yet (striped), or open claims at any time (lockstep).
     claims: usize,
@@ -240,6 +242,7 @@ impl IntakeGate {
                 ring: Some(ring),
                 free: (0..buffers as u32).rev().collect(),
                 parked: 0,
+                choosy: 0,
                 closed: None,
                 claims: 0,
                 opened: 0,
@@ -389,13 +392,16 @@ impl IntakeGate {
         self.wake_one(state);
     }
 
-    /// Something may have made room: wakes one parked writer, which wakes the next when it leaves room behind.
+    /// Something may have made room: wakes one parked writer that can use it, which wakes the next when it leaves room
+    /// behind.
     fn wake_one(&self, state: MutexGuard<'_, State>) {
         self.note_event();
-        let parked = state.parked > 0;
+        let (parked, choosy) = (state.parked > 0, state.choosy > 0);
         drop(state);
-        if parked {
-            self.room.notify_one();
+        match (parked, choosy) {
+            (false, _) => {}
+            (true, false) => self.room.notify_one(),
+            (true, true) => self.room.notify_all(),
         }
     }
 
