@@ -145,7 +145,7 @@ pub enum Closed {
         end: usize,
     },
     /// `stop` was called, or the feed was dropped.
-    #[error("the feed was stopped")]
+    #[error("the feed was stopped, by `stop` or by the drop of the `Feed`")]
     Stopped,
     /// The learner was dropped, so nobody takes batches any more.
     #[error("the learner was dropped: nobody takes batches any more")]

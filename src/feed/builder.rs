@@ -152,6 +152,13 @@ fn config(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Config, text)
 }
 
+/// Ordinary memory for one lane.
+pub(super) fn lane_bytes(layout: &Layout, lockstep: bool) -> Result<usize> {
+    let depth = buffer_depth(layout, lockstep);
+    let (_, buffer) = Place::in_lane_buffer(layout, 1, depth)?;
+    Ok(buffer + lane_state_bytes(layout.leaves.len(), depth))
+}
+
 impl FeedBuilder {
     /// Samples (rows) a batch. Default 32.
     pub fn batch(mut self, rows: usize) -> Self {
@@ -263,9 +270,7 @@ impl FeedBuilder {
         let record_bytes = Slots::record_bytes(rows, 1).checked_mul(buffers);
         let record_bytes =
             record_bytes.ok_or_else(|| too_large(format!("the records of {buffers} batches of {rows} rows")))?;
-        let depth = buffer_depth(&layout, self.lockstep.is_some());
-        let (_, buffer) = Place::in_lane_buffer(&layout, 1, depth)?;
-        let lane_bytes = buffer + lane_state_bytes(layout.leaves.len(), depth);
+        let lane_bytes = lane_bytes(&layout, self.lockstep.is_some())?;
         let lanes = self.lanes.or(self.lockstep).unwrap_or(0);
         let ordinary_bytes = lane_bytes.checked_mul(lanes).and_then(|all| all.checked_add(record_bytes));
         let ordinary_bytes = ordinary_bytes.ok_or_else(|| too_large(format!("{lanes} lanes of {lane_bytes} bytes")))?;

@@ -18,7 +18,7 @@ use crate::feeding::learner::DeviceLearner;
 use crate::intake::{IntakeGate, NoSeat};
 use crate::layout::ColumnInfo;
 use crate::learner::Learner;
-use crate::memory::PinReport;
+use crate::memory::{PinReport, memory_limit};
 use crate::metrics::Metrics;
 use crate::sync::lock;
 use crate::writer::Writer;
@@ -269,7 +269,7 @@ impl Feed {
             threads_given_up = answered.recv_deadline(by + ANSWER_GRACE).unwrap_or_else(|_| {
                 // It has failed (its fault is kept) or hangs: what it started is ended without it.
                 self.gate.close(Closed::Stopped);
-                self.common.crew.end(Some(by + ANSWER_GRACE))
+                self.common.crew.end(Some(Instant::now() + ANSWER_GRACE))
             });
             threads_given_up.extend(thread.join_by(Some(by + ANSWER_GRACE)).err());
         }
@@ -351,8 +351,8 @@ impl Intake {
     /// A writer for the next `lanes` free lanes; lanes of writers that are gone are given out again, lowest first.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for 0 lanes, or more than the builder's `lanes` or `lockstep` allows; or why nothing can
-    /// be written any more.
+    /// [`ErrorKind::Config`] for 0 lanes, or more than the builder's `lanes` or `lockstep` allows; [`ErrorKind::Memory`]
+    /// for more than there is memory for; or why nothing can be written any more.
     pub fn writer(&self, lanes: usize) -> Result<Writer> {
         seat_writer(&self.gate, self.seed, lanes)
     }
@@ -382,6 +382,7 @@ fn seat_writer(gate: &Arc<IntakeGate>, seed: u64, lanes: usize) -> Result<Writer
     if lanes == 0 {
         return Err(Error::new(ErrorKind::Config, "a writer of 0 lanes writes nothing: ask for at least 1"));
     }
+    check_room(gate, lanes)?;
     let seat = gate.lanes.seat(lanes).map_err(|none| match none {
         NoSeat::Ended => Closed::Ended.into(),
         NoSeat::Lanes { max, taken } => Error::new(
@@ -397,4 +398,27 @@ fn seat_writer(gate: &Arc<IntakeGate>, seed: u64, lanes: usize) -> Result<Writer
             gate.finish();
         }
     })
+}
+
+/// Refuses a writer whose lanes cannot be had: before it takes a seat, since a seat that is given up may end the source.
+fn check_room(gate: &IntakeGate, lanes: usize) -> Result<()> {
+    /// Below this the memory is there, or its absence shows anyway.
+    const WORTH_ASKING: usize = 1 << 30;
+    let one = builder::lane_bytes(&gate.layout, gate.lockstep.is_some())?;
+    let bytes = one.checked_mul(lanes).filter(|_| u32::try_from(lanes).is_ok());
+    let Some(bytes) = bytes.filter(|bytes| isize::try_from(*bytes).is_ok()) else {
+        let text = format!("a writer of {lanes} lanes of {one} bytes each cannot be: ask for fewer lanes");
+        return Err(Error::new(ErrorKind::Config, text));
+    };
+    let limit = if bytes < WORTH_ASKING { None } else { memory_limit() };
+    match limit.filter(|limit| limit.headroom < bytes as u64) {
+        None => Ok(()),
+        Some(limit) => {
+            let text = format!(
+                "a writer of {lanes} lanes takes {bytes} bytes of ordinary memory, and {limit}: ask for fewer lanes, or for \
+                 more memory for this process"
+            );
+            Err(Error::new(ErrorKind::Memory, text))
+        }
+    }
 }

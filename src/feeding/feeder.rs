@@ -83,7 +83,10 @@ impl Feeder {
                             moved = true;
                         }
                         Ok(None) => {}
-                        Err(Closed::Ended | Closed::LaneGone { .. }) => self.desk.ready.end(Closed::Ended),
+                        Err(Closed::Ended | Closed::LaneGone { .. }) => {
+                            let wakes = self.desk.ready.end(Closed::Ended);
+                            self.desk.ready.wake(wakes);
+                        }
                         Err(_) => {} // seen below, or nobody is left to feed: copies of users' may still be out
                     }
                 }
@@ -130,10 +133,17 @@ impl Feeder {
                 desk.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
                 self.in_flight.push_back(Flight { source: Source::Slot(lease), done: ready.clone() });
                 desk.in_flight.store(self.in_flight.len(), Ordering::Relaxed);
-                let put = desk.ready.put(|_| Ready { buffer, ready, rows, sequence, sealed });
-                if let Err(late) = put {
-                    self.free.push(late.buffer);
-                    desk.gate.count_untaken(rows as u64);
+                let mut parts = Some((buffer, ready));
+                let put = desk.ready.put(|_| {
+                    let (buffer, ready) = parts.take().expect("made once");
+                    Ready { buffer, ready, rows, sequence, sealed }
+                });
+                match put {
+                    Some(wakes) => desk.ready.wake(wakes),
+                    None => {
+                        self.free.extend(parts.map(|(buffer, _)| buffer)); // closed in between
+                        desk.gate.count_untaken(rows as u64);
+                    }
                 }
                 Ok(())
             }

@@ -148,25 +148,29 @@ impl IntakeGate {
         Ok(())
     }
 
-    /// `lanes` lanes have completed `unroll`.
-    pub(crate) fn lockstep_complete(self: &Arc<Self>, unroll: u64, lanes: usize) {
+    /// `lanes` lanes have completed `unroll`. After the close their rows are lost, and counted here: then it is false.
+    pub(crate) fn lockstep_complete(self: &Arc<Self>, unroll: u64, lanes: usize) -> bool {
         let mut state = lock(&self.state);
         if state.closed.is_some() {
-            return; // the rows were counted as dropped at the close
+            self.counters.dropped_rows.fetch_add(lanes as u64, Ordering::Relaxed);
+            return false;
         }
         let place = (self.lockstep_batch(unroll) - state.lockstep.sealed) as usize;
         let layer = (unroll % self.layers()) as usize;
-        let Some(open) = state.lockstep.batches.get_mut(place) else { return };
+        let Some(open) = state.lockstep.batches.get_mut(place) else { return true };
         open.left[layer] -= lanes;
         if open.left.iter().all(|&left| left == 0)
             && let Some(open) = state.lockstep.batches.pop_front()
         {
             // The first open batch: a lane completes its rows in order, so none behind it can be complete before it.
             state.lockstep.sealed += 1;
-            self.seal(state, open.slot, self.layout.rows, open.opened);
+            let wakes = self.seal(&state, open.slot, self.layout.rows, open.opened);
+            drop(state);
+            self.batches.wake(wakes);
             state = lock(&self.state);
         }
         self.end_if_a_lane_is_gone(state);
+        true
     }
 
     /// A writer is gone; `unroll` is the first that its lanes did not complete.
@@ -222,19 +226,20 @@ impl IntakeGate {
             return;
         }
         let Some(ending) = state.lockstep.ending.take() else { return };
-        if let Some((slot, rows, opened)) = ending.last {
+        let sealed = ending.last.map(|(slot, rows, opened)| {
             // SAFETY: no claim is open and the gate gives no more, so the slot is this thread's alone (invariant 2).
             #[allow(unsafe_code)]
             unsafe {
                 self.slots.close_ranks(slot, rows)
             };
-            self.seal(state, slot, rows, opened);
-        } else {
-            drop(state);
-        }
-        let ring = lock(&self.state).ring.take();
+            self.seal(&state, slot, rows, opened)
+        });
+        let ended = self.batches.end(Closed::Ended);
+        let ring = state.ring.take();
+        drop(state);
+        self.batches.wake(sealed.unwrap_or_default());
+        self.batches.wake(ended);
         drop(ring);
-        self.batches.end(Closed::Ended);
         self.wake_watchers();
     }
 

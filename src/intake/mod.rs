@@ -8,7 +8,8 @@
 //! The life of a slot: free → open (writers claim rows and commit them) → sealed (a [`Lease`] in the batch gate) → held
 //! by the learner → the lease drops → free.
 //!
-//! Order of locks: `state`, then a stripe. The batch gate is never entered with `state` held.
+//! Order of locks: `state`, then a stripe or the batch gate. A slot is sealed with `state` held, so that whoever closes
+//! the gate finds each committed row either in an open slot or in the batch gate. Wakers are called with no lock held.
 
 mod lanes;
 mod lockstep;
@@ -19,7 +20,7 @@ pub(crate) use lockstep::LockstepCursor;
 pub(crate) use stripes::{Claim, Claimed, StripeCursor};
 
 use crate::error::Closed;
-use crate::gate::Gate;
+use crate::gate::{Gate, Wakes};
 use crate::layout::Layout;
 use crate::memory::{ForkStamp, Ring, stranded_bytes_in_process};
 use crate::metrics::{Counters, Metrics, Stage, WriterCounters};
@@ -205,6 +206,8 @@ struct State {
     free: Vec<u32>,
     /// Writers parked on `room`.
     parked: usize,
+    /// Writers that wait for many rows at once: a wake may be of no use to them, so it must reach the others too.
+    choosy: usize,
     closed: Option<Closed>,
     /// Claims that were open at the close and have not ended yet (striped), or open claims at any time (lockstep).
     claims: usize,
@@ -260,6 +263,7 @@ impl IntakeGate {
                 ring: Some(ring),
                 free: (0..buffers as u32).rev().collect(),
                 parked: 0,
+                choosy: 0,
                 closed: None,
                 claims: 0,
                 opened: 0,
@@ -463,13 +467,16 @@ impl IntakeGate {
         self.wake_one(state);
     }
 
-    /// Something may have made room: wakes one parked writer, which wakes the next when it leaves room behind.
+    /// Something may have made room: wakes one parked writer that can use it, which wakes the next when it leaves room
+    /// behind.
     fn wake_one(&self, state: MutexGuard<'_, State>) {
         self.note_event();
-        let parked = state.parked > 0;
+        let (parked, choosy) = (state.parked > 0, state.choosy > 0);
         drop(state);
-        if parked {
-            self.room.notify_one();
+        match (parked, choosy) {
+            (false, _) => {}
+            (true, false) => self.room.notify_one(),
+            (true, true) => self.room.notify_all(),
         }
     }
 
@@ -516,26 +523,22 @@ impl IntakeGate {
         Some((slot, state.opened))
     }
 
-    /// Seals an open slot. `state` must no longer name it; the gate is entered without the lock.
-    fn seal(self: &Arc<Self>, state: MutexGuard<'_, State>, slot: u32, rows: usize, opened: Instant) {
-        let Some(ring) = state.ring.clone() else { return };
-        drop(state);
+    /// Seals an open slot, which `state` must no longer name. What it returns is for `batches.wake`, when `state` is no
+    /// longer held.
+    fn seal(self: &Arc<Self>, state: &State, slot: u32, rows: usize, opened: Instant) -> Wakes {
         let now = Instant::now();
         self.counters.stage(Stage::Fill, now - opened);
-        let put = self.batches.put(|sequence| {
-            // Counted inside the gate: whoever takes the batch finds it counted.
-            self.counters.batches.fetch_add(1, Ordering::Relaxed);
-            self.counters.rows.fetch_add(rows as u64, Ordering::Relaxed);
-            Sealed { lease: Lease { slot, home: self.clone(), _ring: ring }, rows, sequence, sealed: now }
+        let put = state.ring.clone().and_then(|ring| {
+            self.batches.put(|sequence| {
+                // Counted inside the gate: whoever takes the batch finds it counted.
+                self.counters.batches.fetch_add(1, Ordering::Relaxed);
+                self.counters.rows.fetch_add(rows as u64, Ordering::Relaxed);
+                Sealed { lease: Lease { slot, home: self.clone(), _ring: ring }, rows, sequence, sealed: now }
+            })
         });
-        if let Err(late) = put {
-            // The gate closed in between: these rows count as dropped, and the lease goes home.
-            self.counters.batches.fetch_sub(1, Ordering::Relaxed);
-            self.counters.rows.fetch_sub(rows as u64, Ordering::Relaxed);
-            self.counters.dropped_rows.fetch_add(rows as u64, Ordering::Relaxed);
-            lock(&self.state).left.untaken_rows += rows as u64;
-            drop(late);
-        }
+        // It closes behind `state`, and then nothing is sealed any more.
+        debug_assert!(put.is_some(), "a slot was sealed behind the close");
+        put.unwrap_or_default()
     }
 
     /// The last writer and intake handle are gone: what is complete goes out, then the learner sees the end.

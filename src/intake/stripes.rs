@@ -169,7 +169,7 @@ impl IntakeGate {
         })
     }
 
-    /// Whether `rows` rows could be claimed within `patience`; claims none of them.
+    /// Waits within `patience` until `rows` rows could be claimed, or all there are; claims none of them.
     pub(crate) fn wait_for_room(
         &self,
         rows: usize,
@@ -177,7 +177,9 @@ impl IntakeGate {
         patience: Patience,
         counters: &Padded<WriterCounters>,
     ) -> Result<(), NoRoom> {
-        self.claim_slow(cursor, patience, counters, |gate, state, _| {
+        let rows = rows.min(self.buffers * self.layout.rows);
+        lock(&self.state).choosy += 1;
+        let result = self.claim_slow(cursor, patience, counters, |gate, state, _| {
             let gaps: usize = state.striped.gaps.iter().map(|gap| gap.rows as usize).sum();
             let free = state.free.len() * gate.layout.rows;
             let open = |open: &Open| {
@@ -185,7 +187,9 @@ impl IntakeGate {
                 stripes.iter().map(|stripe| lock(stripe)).map(|s| (s.end - s.next) as usize).sum::<usize>()
             };
             (gaps + free + state.striped.open.iter().map(open).sum::<usize>() >= rows).then_some(())
-        })
+        });
+        lock(&self.state).choosy -= 1;
+        result
     }
 
     /// The batch that staged rows will begin in, for the lag gate.
@@ -359,7 +363,9 @@ impl IntakeGate {
         open.left -= 1;
         if open.left == 0 {
             let open = state.striped.open.remove(place);
-            self.seal(state, open.slot, self.layout.rows, open.opened);
+            let wakes = self.seal(&state, open.slot, self.layout.rows, open.opened);
+            drop(state);
+            self.batches.wake(wakes);
         }
     }
 
@@ -420,15 +426,13 @@ impl IntakeGate {
                 sealed.push((open, rows));
             }
         }
-        drop(state);
-        for (open, rows) in sealed {
-            self.seal(lock(&self.state), open.slot, rows, open.opened);
-        }
-        self.batches.end(Closed::Ended);
-        self.wake_watchers();
-        let mut state = lock(&self.state);
+        let mut wakes = Vec::new();
+        wakes.extend(sealed.into_iter().map(|(open, rows)| self.seal(&state, open.slot, rows, open.opened)));
+        wakes.push(self.batches.end(Closed::Ended));
         let ring = state.ring.take();
         self.announce_close(state);
+        wakes.into_iter().for_each(|wakes| self.batches.wake(wakes));
+        self.wake_watchers();
         drop(ring);
     }
 

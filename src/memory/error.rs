@@ -47,7 +47,10 @@ pub enum RingError {
     #[error(transparent)]
     Budget(#[from] Box<BudgetRefusal>),
     /// The operating system refused the memory.
-    #[error("could not {operation} {bytes} bytes for the ring: {source}")]
+    #[error(
+        "could not {operation} {bytes} bytes for the ring: {source}; ask for a smaller ring, or see `ulimit -v`, the \
+         container's memory and the host's overcommit setting"
+    )]
     Map {
         /// `map` or `pre-fault`.
         operation: &'static str,

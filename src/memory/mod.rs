@@ -26,6 +26,7 @@ pub use self::progress::{PinPhase, PinProgress};
 pub use self::report::{PinReport, PinTimes};
 pub use self::trial::{MapOutcome, PinOutcome, PinTrial};
 
+pub(crate) use self::budget::memory_limit;
 pub(crate) use self::fork::ForkStamp;
 #[cfg(test)]
 pub(crate) use self::fork::in_forked_child;

@@ -92,7 +92,7 @@ impl Writer {
             let length = (self.tick - start) as usize;
             let out = self.hand_over(Outgoing { lane, lanes: 1, start, length, ended: true });
             self.begin_unroll(lane, self.tick);
-            result = result.and(out);
+            result = both(result, out);
         }
         result
     }
@@ -125,7 +125,7 @@ impl Writer {
             let out = self.hand_over(Outgoing { lane, lanes: run, start, length: self.steps(), ended: false });
             (lane..lane + run).for_each(|lane| self.begin_unroll(lane, self.tick));
             lane += run;
-            result = result.and(out);
+            result = both(result, out);
         }
         result.map_err(|error| match error {
             CommitError::Full { dropped_rows } => PolicyError::Full { dropped_rows },
@@ -252,5 +252,16 @@ impl Writer {
             // SAFETY: the final observations' place in this writer's own buffer.
             unsafe { zero_lanes((to, place.bytes), place.bytes, 1) };
         }
+    }
+}
+
+/// What two hand-overs of one step came to: the rows that found no room are told together, and a close before all.
+fn both(first: Result<(), CommitError>, second: Result<(), CommitError>) -> Result<(), CommitError> {
+    match (first, second) {
+        (Err(CommitError::Full { dropped_rows: a }), Err(CommitError::Full { dropped_rows: b })) => {
+            Err(CommitError::Full { dropped_rows: a + b })
+        }
+        (Err(CommitError::Full { .. }), Err(other)) => Err(other),
+        (first, second) => first.and(second),
     }
 }

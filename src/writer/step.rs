@@ -106,7 +106,10 @@ pub enum PolicyError {
     #[error("these are not the weights that `max_policy_lag` was given: pass the same `Weights` (or a clone) here")]
     OtherWeights,
     /// The unroll that this observation completes found no room and was dropped, as `WhenFull` says.
-    #[error("the ring is full: {dropped_rows} completed unrolls were dropped")]
+    #[error(
+        "the ring is full: {dropped_rows} completed unrolls were dropped; give the feed more `.buffers`, wait longer by \
+         `.when_full`, or let the learner drop its batches sooner"
+    )]
     Full {
         /// Unrolls that were dropped.
         dropped_rows: usize,
@@ -144,7 +147,10 @@ pub enum CommitError {
     #[error("the feed has a `max_policy_lag`: every step must ask `policy` between its observation and its action")]
     PolicyNotAsked,
     /// There was no room within the feed's patience. The step itself counts; these whole samples were dropped.
-    #[error("the ring is full: {dropped_rows} whole samples were dropped")]
+    #[error(
+        "the ring is full: {dropped_rows} whole samples were dropped; give the feed more `.buffers`, wait longer by \
+         `.when_full`, or let the learner drop its batches sooner"
+    )]
     Full {
         /// Samples that were dropped.
         dropped_rows: usize,

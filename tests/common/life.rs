@@ -1,6 +1,6 @@
 //! What the tests of a feed's life share: tests in a process of their own, the process's threads and rings as the
 //! kernel sees them, and the smallest feed there is.
-#![allow(dead_code)]
+#![allow(dead_code, unused_macros, unused_imports)]
 
 use super::common::fake::Fake;
 use pinring::{Batch, Column, CudaSearch, Feed, FeedBuilder, Leaf, Pinning, Sample, Step, Writer};
