@@ -2,9 +2,11 @@
 //!
 //! Owns a share of the ring for as long as the feed runs. At the stop it gives that up last, so that unregistering,
 //! which waits for every queued copy of the process, happens on this thread unless a batch is still out. It waits for
-//! nothing but the stop, and sends the ring, or why there is none. It does not select a device or allocate on one.
+//! nothing but the stop, and sends the ring, or why there is none. It selects the first
+//! device that the feed attaches, on its own thread alone, and allocates on none.
 
 use super::supervisor::{Pinned, Supervisor};
+use crate::cuda::device::Device;
 use crate::cuda::types::CudaSearch;
 use crate::memory::{PinWatch, Ring, RingPlan};
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
@@ -17,6 +19,8 @@ pub(crate) struct PinPlan {
     /// Where CUDA is looked for; `None` with pinning off, and then no library is opened.
     pub(crate) cuda: Option<CudaSearch>,
     pub(crate) watch: PinWatch,
+    /// The first device to feed: the ring is registered from its context, so that no other gets one.
+    pub(crate) device: Option<i32>,
 }
 
 #[derive(Debug)]
@@ -24,6 +28,8 @@ pub(crate) struct Pinning {
     pub(crate) plan: PinPlan,
     pub(crate) supervisor: Addr<Supervisor>,
     pub(crate) ring: Option<Arc<Ring>>,
+    /// Kept while this thread may call CUDA: its context is the thread's current one.
+    pub(crate) device: Option<Device>,
 }
 
 impl Actor for Pinning {
@@ -45,7 +51,11 @@ impl Message for Pin {
 impl Handler<Pin> for Pinning {
     type Result = ();
     fn handle(&mut self, _: Pin, _: &mut Self::Context) {
-        let PinPlan { ring, cuda, watch } = &self.plan;
+        let PinPlan { ring, cuda, watch, device } = &self.plan;
+        if let (Some(search), Some(ordinal)) = (cuda, device) {
+            // Where that fails there is no CUDA to use, and the search below says why in full.
+            self.device = Device::attach(search, *ordinal).ok().filter(|device| device.select().is_ok());
+        }
         let made = match cuda {
             Some(search) => Ring::pinned(ring, search, watch),
             None => Ring::unpinned(ring, watch),

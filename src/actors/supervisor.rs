@@ -219,7 +219,7 @@ impl Actor for Supervisor {
     fn started(&mut self, context: &mut Self::Context) {
         let Some(plan) = self.plan.take() else { return };
         let supervisor = context.address();
-        let pinning = Pinning { plan, supervisor: supervisor.clone(), ring: None };
+        let pinning = Pinning { plan, supervisor: supervisor.clone(), ring: None, device: None };
         match host::host(self.feed, PINNING, pinning, Supervisor::report_to(supervisor, PINNING)) {
             Ok(hosted) => {
                 self.pinning = Some(self.common.crew.add(hosted, || StopPinning));
