@@ -268,7 +268,7 @@ impl Writer {
     #[inline]
     fn set_flags(&self, slot: u32, row: usize, step: usize, flags: lane::Flags, version: u64) {
         let (slots, derived) = (&self.gate.slots, self.gate.layout.derived);
-        // SAFETY (all five): the caller has a claim on the row (invariant 2); types and steps are the columns' own.
+        // SAFETY: all five: the caller has a claim on the row (invariant 2); types and steps are the columns' own.
         unsafe {
             if let Some(column) = derived.terminated {
                 slots.set_derived(slot, column, row, step, flags.end == Some(End::Terminated));
