@@ -476,9 +476,13 @@ impl FinalMut<'_> {
 }
 
 impl Writer {
+    /// The leaf's number, if it is of the feed's step. A clone of that step has the same schema and may have declared
+    /// other leaves later, so the element type is compared too: bytes are never taken for what they are not.
     #[inline]
-    fn own<T>(&self, leaf: Leaf<T>) -> Result<usize, PutError> {
-        if leaf.schema == self.gate.layout.schema { Ok(leaf.index as usize) } else { Err(PutError::Foreign) }
+    fn own<T: Element>(&self, leaf: Leaf<T>) -> Result<usize, PutError> {
+        let (layout, index) = (&self.gate.layout, leaf.index as usize);
+        let same = leaf.schema == layout.schema && layout.leaves.get(index).is_some_and(|own| own.dtype == T::DTYPE);
+        if same { Ok(index) } else { Err(PutError::Foreign) }
     }
 
     fn leaf_name(&self, index: usize) -> &str {
