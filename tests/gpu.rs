@@ -82,7 +82,7 @@ impl Witness {
         // SAFETY: the library is loaded already; this adds a handle, which is never closed.
         let library = unsafe { Library::open(Some(report.library()), RTLD_NOW | RTLD_LOCAL) };
         let library = std::mem::ManuallyDrop::new(library.expect("the library in use"));
-        // SAFETY (all): the functions are declared with the signatures of NVIDIA's headers, and called with live
+        // SAFETY: in all of it, the functions are declared with the signatures of NVIDIA's headers, and called with live
         // out-pointers and the device that the driver named.
         unsafe {
             if report.rung() != Rung::Driver {

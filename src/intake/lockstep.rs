@@ -148,15 +148,16 @@ impl IntakeGate {
         Ok(())
     }
 
-    /// `lanes` lanes have completed `unroll`.
-    pub(crate) fn lockstep_complete(self: &Arc<Self>, unroll: u64, lanes: usize) {
+    /// `lanes` lanes have completed `unroll`. After the close their rows are lost, and counted here: then it is false.
+    pub(crate) fn lockstep_complete(self: &Arc<Self>, unroll: u64, lanes: usize) -> bool {
         let mut state = lock(&self.state);
         if state.closed.is_some() {
-            return; // the rows were counted as dropped at the close
+            self.counters.dropped_rows.fetch_add(lanes as u64, Ordering::Relaxed);
+            return false;
         }
         let place = (self.lockstep_batch(unroll) - state.lockstep.sealed) as usize;
         let layer = (unroll % self.layers()) as usize;
-        let Some(open) = state.lockstep.batches.get_mut(place) else { return };
+        let Some(open) = state.lockstep.batches.get_mut(place) else { return true };
         open.left[layer] -= lanes;
         if open.left.iter().all(|&left| left == 0)
             && let Some(open) = state.lockstep.batches.pop_front()
@@ -169,6 +170,7 @@ impl IntakeGate {
             state = lock(&self.state);
         }
         self.end_if_a_lane_is_gone(state);
+        true
     }
 
     /// A writer is gone; `unroll` is the first that its lanes did not complete.
@@ -180,6 +182,12 @@ impl IntakeGate {
         self.note_event();
         self.room.notify_all(); // whoever waits for a batch that will not come
         self.end_if_a_lane_is_gone(state);
+    }
+
+    /// Why no lane can be taken: a writer is gone, and its lanes' rows cannot be gone on with.
+    pub(crate) fn lockstep_lane_gone(&self) -> Option<Closed> {
+        let state = lock(&self.state);
+        state.lockstep.gone.as_ref().map(|(_, lanes)| Closed::LaneGone { first: lanes.start, end: lanes.end })
     }
 
     /// When a lane is gone and everything before it is complete, nothing further can be.
@@ -203,7 +211,9 @@ impl IntakeGate {
         }
         state.closed = Some(reason);
         let lanes = self.lanes_in_step();
-        let whole = state.lockstep.gone.as_ref().map_or(0, |(gone, _)| (gone % self.layers()) as usize) * lanes;
+        // Only what every lane completed: some may be gone, and some were perhaps never taken.
+        let complete = |open: &Open| open.left.iter().take_while(|&&left| left == 0).count();
+        let whole = state.lockstep.batches.front().map_or(0, complete) * lanes;
         let last = if whole > 0 { state.lockstep.batches.pop_front() } else { None };
         let (mut lost, slots) = state.lockstep.abandon(lanes, self.layout.rows);
         state.free.extend(slots);

@@ -133,11 +133,16 @@ impl Writer {
             }
         }
         self.account(version);
-        if !self.gate.layout.is_unroll() {
-            self.gate.lockstep_complete(unroll, self.lanes.len());
-            self.lockstep_state().completed = unroll + 1;
+        if self.gate.layout.is_unroll() {
+            return Ok(self.gate.lockstep_end_claim()?);
         }
-        Ok(self.gate.lockstep_end_claim()?)
+        let complete = self.gate.lockstep_complete(unroll, self.lanes.len());
+        self.lockstep_state().completed = unroll + 1;
+        match self.gate.lockstep_end_claim() {
+            // The rows are in their batch, even if they were the last that can be.
+            Err(_) if complete => Ok(()),
+            ended => Ok(ended?),
+        }
     }
 
     /// Gives the open step's observation to the unroll that it completes, once.
@@ -154,7 +159,7 @@ impl Writer {
             let first = self.lanes.flags(lane, self.tick).first;
             self.set_is_first(slot, row + lane, steps, first);
         }
-        gate.lockstep_complete(unroll - 1, self.lanes.len());
+        let _ = gate.lockstep_complete(unroll - 1, self.lanes.len()); // after the close, the claim's end says so
         self.lockstep_state().completed = unroll;
         gate.lockstep_end_claim()?;
         Ok(())
