@@ -11,10 +11,12 @@
 //! Order of locks: `state`, then a stripe or the batch gate. A slot is sealed with `state` held, so that whoever closes
 //! the gate finds each committed row either in an open slot or in the batch gate. Wakers are called with no lock held.
 
+mod lag;
 mod lanes;
 mod lockstep;
 mod stripes;
 
+pub(crate) use lag::{Begin, LagGate};
 pub(crate) use lanes::{LaneTable, NoSeat, Seat};
 pub(crate) use lockstep::LockstepCursor;
 pub(crate) use stripes::{Claim, Claimed, StripeCursor};
@@ -110,37 +112,6 @@ pub(crate) struct Sealed {
     pub(crate) rows: usize,
     pub(crate) sequence: u64,
     pub(crate) sealed: Instant,
-}
-
-/// How far actors may run ahead of the learner, and how far they are.
-#[derive(Debug)]
-pub(crate) struct LagGate {
-    pub(crate) versions: Arc<Versions>,
-    /// Unroll k may begin when k ≤ versions published + `lag`.
-    pub(crate) lag: u64,
-    /// Rows begun by free-running lanes and not given up: row u is of batch u / rows.
-    begun: AtomicU64,
-}
-
-impl LagGate {
-    pub(crate) fn new(versions: Arc<Versions>, lag: u64) -> LagGate {
-        LagGate { versions, lag, begun: AtomicU64::new(0) }
-    }
-
-    /// The version that must be published before a row of batch `batch` may begin.
-    pub(crate) fn needed(&self, batch: u64) -> u64 {
-        self.versions.first + batch.saturating_sub(self.lag)
-    }
-
-    /// Begins `rows` rows and returns the batch that the first of them will be part of.
-    pub(crate) fn begin(&self, rows: usize, batch_rows: usize) -> u64 {
-        self.begun.fetch_add(rows as u64, Ordering::Relaxed) / batch_rows as u64
-    }
-
-    /// Takes back rows that were begun and will not be delivered.
-    pub(crate) fn give_up(&self, rows: usize) {
-        self.begun.fetch_sub(rows as u64, Ordering::Relaxed);
-    }
 }
 
 /// What stops with the feed, for the stop's report.

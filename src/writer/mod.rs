@@ -139,6 +139,9 @@ pub(crate) fn buffer_depth(layout: &Layout, lockstep: bool) -> usize {
 
 impl Writer {
     pub(crate) fn new(gate: Arc<IntakeGate>, seat: Seat, seed: u64) -> Result<Writer> {
+        if let Some(closed) = gate.lockstep_lane_gone() {
+            return Err(closed.into());
+        }
         let layout = gate.layout.clone();
         let lanes = seat.lanes.len();
         let depth = buffer_depth(&layout, gate.lockstep.is_some());

@@ -5,12 +5,13 @@
 //! holds no slot, and drop policies act on whole unrolls.
 
 use super::{CommitError, PolicyError, StepError, Way, Writer};
-use crate::intake::NoRoom;
+use crate::intake::{Begin, NoRoom};
 use crate::slots::{RowRecord, copy_lanes, zero_lanes};
 use crate::sync::Patience;
 use crate::weights::Weights;
 use crate::writer::lane::Flags;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// One or more lanes' unrolls that go out together.
 #[derive(Clone, Copy, Debug)]
@@ -48,18 +49,20 @@ impl Writer {
     ) -> Result<(u64, Arc<W>), PolicyError> {
         self.hand_over_due()?;
         if let Some(lag) = &self.gate.lag {
+            let begins = |lane: &usize| self.lanes.get(*lane).unroll_start == self.tick && !self.lanes.get(*lane).begun;
+            let rows = (0..self.lanes.len()).filter(begins).count();
+            let unfinished = (0..self.lanes.len()).filter(|&lane| self.lanes.get(lane).begun).count();
+            let begin = Begin { rows, unfinished, batch_rows: self.gate.layout.rows };
+            if rows > 0 && !lag.try_begin(begin) {
+                let since = Instant::now();
+                let begun = lag.begin(begin, || self.gate.closed());
+                self.counters.block_on_policy(since.elapsed().as_nanos() as u64);
+                begun?;
+            }
             let tick = self.tick;
-            let mut begins = 0;
             for lane in 0..self.lanes.len() {
                 let state = self.lanes.state(lane);
-                if state.unroll_start == tick && !state.begun {
-                    state.begun = true;
-                    begins += 1;
-                }
-            }
-            if begins > 0 {
-                let batch = lag.begin(begins, self.gate.layout.rows);
-                self.wait_for_version(lag.needed(batch))?;
+                state.begun |= state.unroll_start == tick;
             }
         }
         Ok(weights.latest())

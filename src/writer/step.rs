@@ -346,6 +346,12 @@ impl StepMut<'_> {
     /// [`max_policy_lag`](crate::FeedBuilder::max_policy_lag), this waits until the unroll that begins here may begin.
     /// In lockstep the version is exactly `max(0, k − n)` for unroll k, at every step of it.
     ///
+    /// Rows that begin together, as lanes of one writer do, count as part of the batch that the first of them is in. A
+    /// writer does not wait for a batch that cannot be filled without the unrolls its other lanes are in the middle of
+    /// (as with `within_episode(true)`, where lanes drift apart): it goes on, and they run ahead by so much.
+    ///
+    /// Dropping the step afterwards does not take the observation back from the unroll that it completed.
+    ///
     /// # Errors
     /// See [`PolicyError`].
     pub fn policy<W: Send + Sync + 'static>(&mut self, weights: &Weights<W>) -> Result<(u64, Arc<W>), PolicyError> {
@@ -386,7 +392,9 @@ impl StepMut<'_> {
     }
 
     /// Takes the step of `lane` out of the [`mask`](crate::Sample::mask): it is in the batch, but carries no transition,
-    /// like the step on which a next-step autoreset ignores the action.
+    /// like the step on which a next-step autoreset ignores the action. In front of an episode such a step is no part of
+    /// it: the next one is its first. Call it before [`policy`](StepMut::policy), which hands the observation in together
+    /// with its [`is_first`](crate::Sample::is_first).
     ///
     /// # Panics
     /// If the writer has no such lane.
@@ -473,9 +481,13 @@ impl FinalMut<'_> {
 }
 
 impl Writer {
+    /// The leaf's number, if it is of the feed's step. A clone of that step has the same schema and may have declared
+    /// other leaves later, so the element type is compared too: bytes are never taken for what they are not.
     #[inline]
-    fn own<T>(&self, leaf: Leaf<T>) -> Result<usize, PutError> {
-        if leaf.schema == self.gate.layout.schema { Ok(leaf.index as usize) } else { Err(PutError::Foreign) }
+    fn own<T: Element>(&self, leaf: Leaf<T>) -> Result<usize, PutError> {
+        let (layout, index) = (&self.gate.layout, leaf.index as usize);
+        let same = leaf.schema == layout.schema && layout.leaves.get(index).is_some_and(|own| own.dtype == T::DTYPE);
+        if same { Ok(index) } else { Err(PutError::Foreign) }
     }
 
     fn leaf_name(&self, index: usize) -> &str {
