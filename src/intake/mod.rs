@@ -272,13 +272,16 @@ impl IntakeGate {
         if self.is_inherited() {
             return;
         }
-        let ring = self.shut(reason.clone());
-        let untaken = self.batches.close(reason);
+        let mut state = lock(&self.state);
+        let ring = self.shut(&mut state, reason.clone());
+        let (untaken, wakes) = self.batches.close(reason);
         let rows: u64 = untaken.iter().map(|sealed| sealed.rows as u64).sum();
         self.counters.dropped_rows.fetch_add(rows, Ordering::Relaxed);
-        lock(&self.state).left.untaken_rows += rows;
+        state.left.untaken_rows += rows;
+        self.announce_close(state);
         drop(untaken); // leases come home
         drop(ring);
+        self.batches.wake(wakes); // last: a waker may panic, or never return
     }
 
     /// Writers that wait for room.
@@ -306,18 +309,15 @@ impl IntakeGate {
     }
 
     /// Shuts the writers' side and returns the ring if no claim needs it any more, to be dropped without the lock.
-    fn shut(&self, reason: Closed) -> Option<Arc<Ring>> {
-        let mut state = lock(&self.state);
+    fn shut(&self, state: &mut State, reason: Closed) -> Option<Arc<Ring>> {
         if state.closed.is_none() {
             state.closed = Some(reason);
-            let partial = self.abandon_open_slots(&mut state);
+            let partial = self.abandon_open_slots(state);
             state.left.partial_rows += partial;
             self.counters.dropped_rows.fetch_add(partial, Ordering::Relaxed);
         }
-        self.abandon_ending(&mut state);
-        let ring = if state.claims == 0 { state.ring.take() } else { None };
-        self.announce_close(state);
-        ring
+        self.abandon_ending(state);
+        if state.claims == 0 { state.ring.take() } else { None }
     }
 
     /// Tells every waiting writer that `state.closed` has a reason.
