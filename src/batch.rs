@@ -143,12 +143,15 @@ impl Batch {
         SharedBatch(Arc::new(self))
     }
 
-    fn own<T>(&self, column: Column<T>) -> usize {
+    /// The column's number. A clone of the sample has the same schema and may have declared other columns later, so the
+    /// element type is compared too: bytes are never taken for what they are not.
+    fn own<T: Element>(&self, column: Column<T>) -> usize {
+        let (layout, index) = (self.layout(), column.index as usize);
         assert!(
-            column.schema == self.layout().schema,
+            column.schema == layout.schema && layout.columns.get(index).is_some_and(|own| own.dtype == T::DTYPE),
             "a column of another sample was passed: use the handles of the sample that this feed was built from"
         );
-        column.index as usize
+        index
     }
 
     fn bytes(&self, index: usize) -> &[u8] {
@@ -161,6 +164,9 @@ impl Batch {
 
 impl Drop for Batch {
     fn drop(&mut self) {
+        if self.gate().is_inherited() {
+            return;
+        }
         let counters = &self.gate().counters;
         counters.stage(Stage::Hold, self.taken.elapsed());
         counters.held.fetch_sub(1, Ordering::Relaxed);

@@ -148,25 +148,29 @@ impl IntakeGate {
         Ok(())
     }
 
-    /// `lanes` lanes have completed `unroll`.
-    pub(crate) fn lockstep_complete(self: &Arc<Self>, unroll: u64, lanes: usize) {
+    /// `lanes` lanes have completed `unroll`. After the close their rows are lost, and counted here: then it is false.
+    pub(crate) fn lockstep_complete(self: &Arc<Self>, unroll: u64, lanes: usize) -> bool {
         let mut state = lock(&self.state);
         if state.closed.is_some() {
-            return; // the rows were counted as dropped at the close
+            self.counters.dropped_rows.fetch_add(lanes as u64, Ordering::Relaxed);
+            return false;
         }
         let place = (self.lockstep_batch(unroll) - state.lockstep.sealed) as usize;
         let layer = (unroll % self.layers()) as usize;
-        let Some(open) = state.lockstep.batches.get_mut(place) else { return };
+        let Some(open) = state.lockstep.batches.get_mut(place) else { return true };
         open.left[layer] -= lanes;
         if open.left.iter().all(|&left| left == 0)
             && let Some(open) = state.lockstep.batches.pop_front()
         {
             // The first open batch: a lane completes its rows in order, so none behind it can be complete before it.
             state.lockstep.sealed += 1;
-            self.seal(state, open.slot, self.layout.rows, open.opened);
+            let wakes = self.seal(&state, open.slot, self.layout.rows, open.opened);
+            drop(state);
+            self.batches.wake(wakes);
             state = lock(&self.state);
         }
         self.end_if_a_lane_is_gone(state);
+        true
     }
 
     /// A writer is gone; `unroll` is the first that its lanes did not complete.
@@ -178,6 +182,12 @@ impl IntakeGate {
         self.note_event();
         self.room.notify_all(); // whoever waits for a batch that will not come
         self.end_if_a_lane_is_gone(state);
+    }
+
+    /// Why no lane can be taken: a writer is gone, and its lanes' rows cannot be gone on with.
+    pub(crate) fn lockstep_lane_gone(&self) -> Option<Closed> {
+        let state = lock(&self.state);
+        state.lockstep.gone.as_ref().map(|(_, lanes)| Closed::LaneGone { first: lanes.start, end: lanes.end })
     }
 
     /// When a lane is gone and everything before it is complete, nothing further can be.
@@ -201,7 +211,9 @@ impl IntakeGate {
         }
         state.closed = Some(reason);
         let lanes = self.lanes_in_step();
-        let whole = state.lockstep.gone.as_ref().map_or(0, |(gone, _)| (gone % self.layers()) as usize) * lanes;
+        // Only what every lane completed: some may be gone, and some were perhaps never taken.
+        let complete = |open: &Open| open.left.iter().take_while(|&&left| left == 0).count();
+        let whole = state.lockstep.batches.front().map_or(0, complete) * lanes;
         let last = if whole > 0 { state.lockstep.batches.pop_front() } else { None };
         let (mut lost, slots) = state.lockstep.abandon(lanes, self.layout.rows);
         state.free.extend(slots);
@@ -222,19 +234,20 @@ impl IntakeGate {
             return;
         }
         let Some(ending) = state.lockstep.ending.take() else { return };
-        if let Some((slot, rows, opened)) = ending.last {
+        let sealed = ending.last.map(|(slot, rows, opened)| {
             // SAFETY: no claim is open and the gate gives no more, so the slot is this thread's alone (invariant 2).
             #[allow(unsafe_code)]
             unsafe {
                 self.slots.close_ranks(slot, rows)
             };
-            self.seal(state, slot, rows, opened);
-        } else {
-            drop(state);
-        }
-        let ring = lock(&self.state).ring.take();
+            self.seal(&state, slot, rows, opened)
+        });
+        let ended = self.batches.end(Closed::Ended);
+        let ring = state.ring.take();
+        drop(state);
+        self.batches.wake(sealed.unwrap_or_default());
+        self.batches.wake(ended);
         drop(ring);
-        self.batches.end(Closed::Ended);
     }
 
     /// A stop that comes before the ending was settled: what it would have sealed is lost, and counted.

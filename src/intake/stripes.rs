@@ -43,7 +43,7 @@ struct Stripe {
 }
 
 /// Rows that one writer may write, until it commits or drops them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) slot: u32,
     pub(crate) start: u32,
@@ -110,7 +110,7 @@ impl Fill {
 }
 
 impl IntakeGate {
-    /// Claims `rows` rows in one run.
+    /// Claims `rows` rows in one run, when `claim_own` has none.
     pub(crate) fn claim(
         &self,
         rows: usize,
@@ -118,9 +118,6 @@ impl IntakeGate {
         patience: Patience,
         counters: &Padded<WriterCounters>,
     ) -> Result<Claimed, NoRoom> {
-        if let Some(claim) = self.claim_own(rows, cursor) {
-            return Ok(Claimed::Rows(claim));
-        }
         self.claim_slow(cursor, patience, counters, |gate, state, cursor| {
             if let Some(place) = state.striped.gaps.iter().position(|gap| gap.rows as usize >= rows) {
                 return Some(Claimed::Rows(gate.take_gap(state, place, rows)));
@@ -172,7 +169,7 @@ impl IntakeGate {
         })
     }
 
-    /// Whether `rows` rows could be claimed within `patience`; claims none of them.
+    /// Waits within `patience` until `rows` rows could be claimed, or all there are; claims none of them.
     pub(crate) fn wait_for_room(
         &self,
         rows: usize,
@@ -180,15 +177,16 @@ impl IntakeGate {
         patience: Patience,
         counters: &Padded<WriterCounters>,
     ) -> Result<(), NoRoom> {
-        self.claim_slow(cursor, patience, counters, |gate, state, _| {
+        let rows = rows.min(self.buffers * self.layout.rows);
+        lock(&self.state).choosy += 1;
+        let result = self.claim_slow(cursor, patience, counters, |gate, state, _| {
             let gaps: usize = state.striped.gaps.iter().map(|gap| gap.rows as usize).sum();
             let free = state.free.len() * gate.layout.rows;
-            let open = |open: &Open| {
-                let stripes = &gate.cells[open.slot as usize].stripes[..open.stripes as usize];
-                stripes.iter().map(|stripe| lock(stripe)).map(|s| (s.end - s.next) as usize).sum::<usize>()
-            };
+            let open = |open: &Open| gate.stripes(open).iter().map(room_of).sum::<usize>();
             (gaps + free + state.striped.open.iter().map(open).sum::<usize>() >= rows).then_some(())
-        })
+        });
+        lock(&self.state).choosy -= 1;
+        result
     }
 
     /// The batch that staged rows will begin in, for the lag gate.
@@ -198,7 +196,8 @@ impl IntakeGate {
     }
 
     /// The claim's rows are written. They are the learner's when their slot is full.
-    pub(crate) fn commit(self: &Arc<Self>, claim: Claim) -> Result<(), Closed> {
+    #[inline]
+    pub(crate) fn commit(self: &Arc<Self>, claim: &Claim) -> Result<(), Closed> {
         let mut stripe = lock(&self.cells[claim.slot as usize].stripes[claim.stripe as usize]);
         if stripe.opening != claim.opening {
             drop(stripe);
@@ -209,13 +208,13 @@ impl IntakeGate {
         let complete = stripe.committed == stripe.end - stripe.start;
         drop(stripe);
         if complete {
-            self.complete_stripe(claim);
+            self.complete_stripe(claim.opening);
         }
         Ok(())
     }
 
     /// The claim's rows were not written: as if never claimed.
-    pub(crate) fn unclaim(self: &Arc<Self>, claim: Claim) {
+    pub(crate) fn unclaim(self: &Arc<Self>, claim: &Claim) {
         let mut stripe = lock(&self.cells[claim.slot as usize].stripes[claim.stripe as usize]);
         if stripe.opening != claim.opening {
             drop(stripe);
@@ -230,15 +229,45 @@ impl IntakeGate {
         drop(stripe);
         let mut state = lock(&self.state);
         if !was_last && state.closed.is_none() {
-            state.striped.gaps.push(claim);
+            state.striped.gaps.push(*claim);
             self.gaps_hint.store(true, Ordering::Relaxed);
         }
         self.wake_one(state);
+        if let Some(lag) = &self.lag {
+            lag.versions.wake(); // who waits there with rows of a later batch may come for these
+        }
+    }
+
+    /// Whether a batch before `batch` has rows that nobody claimed.
+    pub(crate) fn has_room_before(&self, batch: u64) -> bool {
+        let state = lock(&self.state);
+        let earlier = |opening: u64| opening <= batch;
+        let mut open = state.striped.open.iter().filter(|open| earlier(open.opening));
+        state.striped.gaps.iter().any(|gap| earlier(gap.opening))
+            || open.any(|open| self.stripes(open).iter().any(|stripe| room_of(stripe) > 0))
+    }
+
+    /// Claims `rows` rows of a batch before `batch`; none if those have no room.
+    pub(crate) fn claim_before(&self, batch: u64, rows: usize, cursor: &mut StripeCursor) -> Option<Claimed> {
+        let mut state = lock(&self.state);
+        let earlier = |opening: u64| opening <= batch; // openings are counted from 1
+        let gap = |gap: &Claim| earlier(gap.opening) && gap.rows as usize >= rows;
+        if let Some(place) = state.striped.gaps.iter().position(gap) {
+            return Some(Claimed::Rows(self.take_gap(&mut state, place, rows)));
+        }
+        let mut scraps = state.striped.gaps.iter().any(|gap| earlier(gap.opening));
+        for open in state.striped.open.iter().filter(|open| earlier(open.opening)) {
+            match self.claim_in(open, rows, rows, cursor) {
+                Ok(claim) => return Some(Claimed::Rows(claim)),
+                Err(room) => scraps |= room,
+            }
+        }
+        scraps.then_some(Claimed::Staged)
     }
 
     /// The short way: the next rows of the stripe that the writer claimed in last.
     #[inline]
-    fn claim_own(&self, rows: usize, cursor: &StripeCursor) -> Option<Claim> {
+    pub(crate) fn claim_own(&self, rows: usize, cursor: &StripeCursor) -> Option<Claim> {
         if cursor.opening == 0 || self.gaps_hint.load(Ordering::Relaxed) {
             return None;
         }
@@ -288,12 +317,9 @@ impl IntakeGate {
     /// Claims `least..=most` rows of an open slot: of the writer's own stripe, else of the fullest. `Err` tells whether
     /// there was any room at all.
     fn claim_in(&self, open: &Open, least: usize, most: usize, cursor: &mut StripeCursor) -> Result<Claim, bool> {
-        let stripes = &self.cells[open.slot as usize].stripes[..open.stripes as usize];
+        let stripes = self.stripes(open);
         let own = (cursor.writer % open.stripes as usize) as u32;
-        let room = |index: u32| {
-            let stripe = lock(&stripes[index as usize]);
-            (stripe.end - stripe.next) as usize
-        };
+        let room = |index: u32| room_of(&stripes[index as usize]);
         let mut best = (room(own), own);
         if best.0 < least {
             best = (0..open.stripes).map(|index| (room(index), index)).max_by_key(|&(room, _)| room).unwrap_or(best);
@@ -308,12 +334,15 @@ impl IntakeGate {
             drop(stripe);
             // Its own writer was quicker: look again. Rooms only shrink here, since dropped claims need the lock of
             // the gate, which the caller holds, to show up elsewhere.
-            best =
-                (0..open.stripes).map(|index| (self::room_of(&stripes[index as usize]), index)).max().unwrap_or(best);
+            best = (0..open.stripes).map(|index| (room_of(&stripes[index as usize]), index)).max().unwrap_or(best);
             if best.0 < least {
                 return Err(best.0 > 0);
             }
         }
+    }
+
+    fn stripes(&self, open: &Open) -> &[Padded<Mutex<Stripe>>] {
+        &self.cells[open.slot as usize].stripes[..open.stripes as usize]
     }
 
     fn take_gap(&self, state: &mut State, place: usize, rows: usize) -> Claim {
@@ -351,16 +380,19 @@ impl IntakeGate {
         Some(Open { slot, opening, stripes: count as u32, left: count as u32, opened: Instant::now() })
     }
 
-    fn complete_stripe(self: &Arc<Self>, claim: Claim) {
+    #[cold]
+    fn complete_stripe(self: &Arc<Self>, opening: u64) {
         let mut state = lock(&self.state);
-        let Some(place) = state.striped.open.iter().position(|open| open.opening == claim.opening) else {
+        let Some(place) = state.striped.open.iter().position(|open| open.opening == opening) else {
             return; // closed in between: the rows were counted as dropped there
         };
         let open = &mut state.striped.open[place];
         open.left -= 1;
         if open.left == 0 {
             let open = state.striped.open.remove(place);
-            self.seal(state, open.slot, self.layout.rows, open.opened);
+            let wakes = self.seal(&state, open.slot, self.layout.rows, open.opened);
+            drop(state);
+            self.batches.wake(wakes);
         }
     }
 
@@ -370,7 +402,7 @@ impl IntakeGate {
         state.striped.gaps.clear();
         self.gaps_hint.store(false, Ordering::Relaxed);
         for open in std::mem::take(&mut state.striped.open) {
-            for stripe in &self.cells[open.slot as usize].stripes[..open.stripes as usize] {
+            for stripe in self.stripes(&open) {
                 let mut stripe = lock(stripe);
                 stripe.opening = 0;
                 rows += u64::from(stripe.committed);
@@ -421,19 +453,17 @@ impl IntakeGate {
                 sealed.push((open, rows));
             }
         }
-        drop(state);
-        for (open, rows) in sealed {
-            self.seal(lock(&self.state), open.slot, rows, open.opened);
-        }
-        self.batches.end(Closed::Ended);
-        let mut state = lock(&self.state);
+        let mut wakes = Vec::new();
+        wakes.extend(sealed.into_iter().map(|(open, rows)| self.seal(&state, open.slot, rows, open.opened)));
+        wakes.push(self.batches.end(Closed::Ended));
         let ring = state.ring.take();
         self.announce_close(state);
+        wakes.into_iter().for_each(|wakes| self.batches.wake(wakes));
         drop(ring);
     }
 
     fn committed_rows(&self, state: &MutexGuard<'_, State>, open: &Open) -> Vec<(u32, usize)> {
-        let stripes = &self.cells[open.slot as usize].stripes[..open.stripes as usize];
+        let stripes = self.stripes(open);
         let gap = |row: usize| {
             let of_slot = state.striped.gaps.iter().filter(|gap| gap.opening == open.opening);
             of_slot.into_iter().any(|gap| (gap.start..gap.start + gap.rows).contains(&(row as u32)))

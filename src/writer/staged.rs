@@ -4,13 +4,14 @@
 //! the first step of the next unroll takes no place that the last one still needs. A slow, hung or dead environment
 //! holds no slot, and drop policies act on whole unrolls.
 
-use super::{CommitError, OpenStep, PolicyError, StepError, Target, Way, Writer};
-use crate::intake::NoRoom;
+use super::{CommitError, PolicyError, StepError, Way, Writer};
+use crate::intake::{Begin, NoRoom};
 use crate::slots::{RowRecord, copy_lanes, zero_lanes};
 use crate::sync::Patience;
 use crate::weights::Weights;
 use crate::writer::lane::Flags;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// One or more lanes' unrolls that go out together.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +27,7 @@ struct Outgoing {
 }
 
 impl Writer {
-    pub(super) fn begin_staged(&mut self, patience: Patience, explicit: bool) -> Result<OpenStep, StepError> {
+    pub(super) fn begin_staged(&mut self, patience: Patience, explicit: bool) -> Result<(), StepError> {
         // With a feed that fails, look for room before anything is begun, so that nothing is lost by the error.
         let asks = explicit || !(self.drops_newest() || matches!(patience, Patience::Forever));
         let due = (0..self.lanes.len()).filter(|&lane| self.is_due(lane)).count();
@@ -38,7 +39,8 @@ impl Writer {
             return Err(StepError::Closed(closed));
         }
         let step = (self.tick % (self.steps() as u64 + 1)) as usize;
-        Ok(OpenStep { target: Target::Buffer, row: 0, step })
+        self.open.in_buffer(step);
+        Ok(())
     }
 
     pub(super) fn policy_staged<W: Send + Sync + 'static>(
@@ -47,18 +49,20 @@ impl Writer {
     ) -> Result<(u64, Arc<W>), PolicyError> {
         self.hand_over_due()?;
         if let Some(lag) = &self.gate.lag {
+            let begins = |lane: &usize| self.lanes.get(*lane).unroll_start == self.tick && !self.lanes.get(*lane).begun;
+            let rows = (0..self.lanes.len()).filter(begins).count();
+            let unfinished = (0..self.lanes.len()).filter(|&lane| self.lanes.get(lane).begun).count();
+            let begin = Begin { rows, unfinished, batch_rows: self.gate.layout.rows };
+            if rows > 0 && !lag.try_begin(begin) {
+                let since = Instant::now();
+                let begun = lag.begin(begin, || self.gate.closed());
+                self.counters.block_on_policy(since.elapsed().as_nanos() as u64);
+                begun?;
+            }
             let tick = self.tick;
-            let mut begins = 0;
             for lane in 0..self.lanes.len() {
                 let state = self.lanes.state(lane);
-                if state.unroll_start == tick && !state.begun {
-                    state.begun = true;
-                    begins += 1;
-                }
-            }
-            if begins > 0 {
-                let batch = lag.begin(begins, self.gate.layout.rows);
-                self.wait_for_version(lag.needed(batch))?;
+                state.begun |= state.unroll_start == tick;
             }
         }
         Ok(weights.latest())
@@ -74,10 +78,10 @@ impl Writer {
         let version = self.version.unwrap_or(0);
         let place = self.buffer_step(self.tick);
         for lane in 0..self.lanes.len() {
-            self.history.set(place, lane, self.lanes.flags(lane), version);
+            self.history.set(place, lane, self.lanes.flags(lane, self.tick), version);
         }
         let ended: Vec<usize> = match self.gate.layout.within_episode {
-            true => (0..self.lanes.len()).filter(|&lane| self.lanes.flags(lane).end.is_some()).collect(),
+            true => (0..self.lanes.len()).filter(|&lane| self.lanes.flags(lane, self.tick).end.is_some()).collect(),
             false => Vec::new(),
         };
         let finals: Vec<bool> = ended.iter().map(|&lane| self.lanes.finals[lane]).collect();
@@ -91,7 +95,7 @@ impl Writer {
             let length = (self.tick - start) as usize;
             let out = self.hand_over(Outgoing { lane, lanes: 1, start, length, ended: true });
             self.begin_unroll(lane, self.tick);
-            result = result.and(out);
+            result = both(result, out);
         }
         result
     }
@@ -124,7 +128,7 @@ impl Writer {
             let out = self.hand_over(Outgoing { lane, lanes: run, start, length: self.steps(), ended: false });
             (lane..lane + run).for_each(|lane| self.begin_unroll(lane, self.tick));
             lane += run;
-            result = result.and(out);
+            result = both(result, out);
         }
         result.map_err(|error| match error {
             CommitError::Full { dropped_rows } => PolicyError::Full { dropped_rows },
@@ -149,7 +153,7 @@ impl Writer {
             let rows = claim.rows as usize;
             let part = Outgoing { lane: out.lane + done, lanes: rows, ..out };
             self.copy_unrolls(part, claim.slot, claim.start as usize);
-            if let Err(closed) = self.gate.commit(claim) {
+            if let Err(closed) = self.gate.commit(&claim) {
                 break Some(NoRoom::Closed(closed));
             }
             self.counters.stage(rows as u64);
@@ -206,13 +210,12 @@ impl Writer {
             }
             self.set_flags(slot, row, step, flags, acted);
         }
-        let next_first = !out.ended && self.lanes.flags(out.lane).first;
+        let next_first = !out.ended && self.lanes.flags(out.lane, self.tick).first;
         self.set_is_first(slot, row, steps, next_first);
-        let state = self.lanes.get(out.lane);
         let record = RowRecord {
             lane: (self.seat.lanes.start + out.lane) as u32,
             length: out.length as u32,
-            first_step: state.steps - out.length as u64,
+            first_step: out.start,
             version,
         };
         // SAFETY: the row is claimed by this writer (invariant 2).
@@ -252,5 +255,16 @@ impl Writer {
             // SAFETY: the final observations' place in this writer's own buffer.
             unsafe { zero_lanes((to, place.bytes), place.bytes, 1) };
         }
+    }
+}
+
+/// What two hand-overs of one step came to: the rows that found no room are told together, and a close before all.
+fn both(first: Result<(), CommitError>, second: Result<(), CommitError>) -> Result<(), CommitError> {
+    match (first, second) {
+        (Err(CommitError::Full { dropped_rows: a }), Err(CommitError::Full { dropped_rows: b })) => {
+            Err(CommitError::Full { dropped_rows: a + b })
+        }
+        (Err(CommitError::Full { .. }), Err(other)) => Err(other),
+        (first, second) => first.and(second),
     }
 }
