@@ -12,9 +12,9 @@
 mod common;
 
 use common::crew::{Length, Part, Slice};
-use common::work::{Columns, How};
-use common::{Args, Cell, Crew, Failure, Floor, Leaves, Mode, Report, Source, Spread, Until, watchdog};
-use pinring::{Element, Feed, Learner, NextError, Sample, Writer};
+use common::work::{Columns, How, Leaves, Source};
+use common::{Args, Cell, Crew, Failure, Floor, Mode, Report, Spread, Until, drain, watchdog};
+use pinring::{Element, Feed, Sample, Writer};
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -63,6 +63,7 @@ where
                 let (leaves, step) = Leaves::<O>::declare(elements, more);
                 let case = Case { name: case, leaves, step: Sample::step(step), writers, lanes, how };
                 case.check()?;
+                report.checked();
                 if args.mode != Mode::Check {
                     case.time(name, args, report)?;
                 }
@@ -162,7 +163,7 @@ impl<O: Element + From<u8> + PartialEq> Case<O> {
         });
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
         let learner = feed.learner()?;
-        let drain = std::thread::spawn(move || drain(&learner));
+        let learner = std::thread::spawn(move || drain(&learner));
         let crew = Crew::new(parts);
 
         let slice = args.slice(SLICE);
@@ -178,7 +179,7 @@ impl<O: Element + From<u8> + PartialEq> Case<O> {
         });
         let pairs: Vec<(Slice, Slice)> = pairs.collect();
         drop(crew);
-        drain.join().expect("a panic ends the process")?;
+        learner.join().expect("a panic ends the process")?;
 
         let ours = Spread::of(pairs.iter().map(|pair| pair.1.rate() / 1e6));
         let ratio = Spread::of(pairs.iter().map(|(floor, ours)| ours.rate() / floor.rate()));
@@ -245,9 +246,4 @@ impl<O: Element + From<u8> + PartialEq> Case<O> {
             }
         }
     }
-}
-
-/// Takes batches and drops them at once, until the writers are gone.
-fn drain(learner: &Learner) -> Result<(), NextError> {
-    learner.iter().try_for_each(|batch| batch.map(drop))
 }

@@ -32,30 +32,37 @@ pub enum Length {
     Steps(u64),
 }
 
-/// What a slice came to.
+/// What a slice came to: what each thread did, or `None` if it had no part.
 #[derive(Clone, Debug)]
-pub struct Slice {
-    /// From the first thread's begin to the last one's end.
-    pub seconds: f64,
-    /// What each thread did; `None` if it had no part.
-    pub done: Vec<Option<u64>>,
-    /// What all of them were on a processor for; not a number where the system does not say.
-    pub cpu_seconds: f64,
+pub struct Slice(Vec<Option<Done>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Done {
+    begun: Instant,
+    ended: Instant,
+    cpu: Option<Duration>,
+    done: u64,
 }
 
 impl Slice {
     /// Of all threads together, a second.
     pub fn rate(&self) -> f64 {
-        self.total() / self.seconds
+        self.rate_of(self.0.len())
     }
 
-    /// Nanoseconds of a processor that one of what was done took.
+    /// Of the first `threads` threads together, a second: from the first one's begin to the last one's end.
+    pub fn rate_of(&self, threads: usize) -> f64 {
+        let parts = || self.0[..threads].iter().flatten();
+        let seconds = parts().map(|part| part.ended).max().zip(parts().map(|part| part.begun).min());
+        let seconds = seconds.map_or(f64::NAN, |(ended, begun)| (ended - begun).as_secs_f64());
+        parts().map(|part| part.done).sum::<u64>() as f64 / seconds
+    }
+
+    /// Nanoseconds of a processor that one of what was done took; not a number where the system does not say.
     pub fn cpu_ns(&self) -> f64 {
-        self.cpu_seconds * 1e9 / self.total()
-    }
-
-    fn total(&self) -> f64 {
-        self.done.iter().flatten().sum::<u64>() as f64
+        let cpu: Option<Duration> = self.0.iter().flatten().map(|part| part.cpu).sum();
+        let done: u64 = self.0.iter().flatten().map(|part| part.done).sum();
+        cpu.map_or(f64::NAN, |cpu| cpu.as_secs_f64() * 1e9 / done as f64)
     }
 }
 
@@ -78,14 +85,6 @@ struct Shared<T> {
     stop: AtomicBool,
     steps: AtomicU64,
     results: Mutex<Vec<Option<Done>>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Done {
-    begun: Instant,
-    ended: Instant,
-    cpu: Option<Duration>,
-    done: u64,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -127,16 +126,7 @@ impl<T: Copy + Send + 'static> Crew<T> {
             shared.stop.store(true, Ordering::Relaxed);
         }
         shared.end.wait();
-        let results = locked(&shared.results);
-        let begun = results.iter().flatten().map(|part| part.begun).min();
-        let ended = results.iter().flatten().map(|part| part.ended).max();
-        let seconds = begun.zip(ended).map_or(f64::NAN, |(begun, ended)| (ended - begun).as_secs_f64());
-        let cpu: Option<Duration> = results.iter().flatten().map(|part| part.cpu).sum();
-        Slice {
-            seconds,
-            done: results.iter().map(|part| part.map(|part| part.done)).collect(),
-            cpu_seconds: cpu.map_or(f64::NAN, |cpu| cpu.as_secs_f64()),
-        }
+        Slice(locked(&shared.results).clone())
     }
 }
 

@@ -3,7 +3,7 @@
 //! Each bench checks its results before it times anything, times floor and ours in alternating slices of one run, and
 //! prints medians with the least and the most. The floor writes to memory of the same kind as the ring, in the same
 //! order, from the same sources, so a ratio says what the library costs and not what the machine is.
-#![allow(dead_code)] // every bench uses a part
+#![allow(dead_code, unused_imports)] // every bench uses a part
 
 pub mod args;
 pub mod cpu;
@@ -20,7 +20,7 @@ pub use crew::{Crew, Until};
 pub use floor::{Floor, as_bytes};
 pub use report::{Cell, Report};
 pub use stats::Spread;
-pub use work::{Leaves, Source};
+pub use work::drain;
 
 /// What goes wrong in a bench.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;

@@ -75,6 +75,9 @@ struct Target {
 #[derive(Debug)]
 pub struct Report {
     bench: &'static str,
+    /// Whether there are only checks, so that no table is printed.
+    quiet: bool,
+    checked: usize,
     tables: Vec<Table>,
     targets: Vec<Target>,
 }
@@ -82,20 +85,23 @@ pub struct Report {
 impl Report {
     pub fn new(bench: &'static str, args: &Args) -> Report {
         match args.mode {
-            Mode::Check => println!("{bench}: checks only"),
+            Mode::Check => println!("{bench}: checks only (`cargo bench` measures)"),
             Mode::Quick => println!("{bench}: quick, so the figures say little; {}", machine()),
             Mode::Full => println!("{bench}: {}", machine()),
         }
-        Report { bench, tables: Vec::new(), targets: Vec::new() }
+        let quiet = args.mode == Mode::Check;
+        Report { bench, quiet, checked: 0, tables: Vec::new(), targets: Vec::new() }
     }
 
     /// Begins a table: its columns, and how wide each is at least.
     pub fn table(&mut self, name: &str, columns: &[(&str, usize)]) {
-        println!("\n{name}");
         let columns: Vec<(String, usize)> =
             columns.iter().map(|&(name, width)| (name.to_owned(), width.max(name.chars().count()))).collect();
-        let heads: Vec<Cell> = columns.iter().map(|(name, _)| name.as_str().into()).collect();
-        print_row(&columns, &heads);
+        if !self.quiet {
+            println!("\n{name}");
+            let heads: Vec<Cell> = columns.iter().map(|(name, _)| name.as_str().into()).collect();
+            print_row(&columns, &heads);
+        }
         self.tables.push(Table { name: name.to_owned(), columns, rows: Vec::new() });
     }
 
@@ -104,6 +110,11 @@ impl Report {
         let Some(table) = self.tables.last_mut() else { return };
         print_row(&table.columns, &cells);
         table.rows.push(cells);
+    }
+
+    /// Counts a case whose results were checked.
+    pub fn checked(&mut self) {
+        self.checked += 1;
     }
 
     /// Notes whether `got` is at least `least`.
@@ -118,6 +129,7 @@ impl Report {
 
     /// Prints the targets and writes the JSON.
     pub fn finish(&self, args: &Args) -> Result<(), Failure> {
+        println!("\nchecked: {} cases", self.checked);
         if !self.targets.is_empty() {
             println!("\ntargets (for two cores, nothing else running)");
         }

@@ -1,7 +1,7 @@
 //! What environments write: schemas, and the buffers in which an environment would have its values.
 
 use super::as_bytes;
-use pinring::{Batch, Column, Element, Leaf, PutError, Sample, Step, StepMut};
+use pinring::{Batch, Column, Element, Leaf, Learner, NextError, PutError, Sample, Step, StepMut};
 
 /// Numbers of values in the small leaves of a structured observation, over and over: scalars, lists, tables.
 const PARTS: [usize; 5] = [4, 32, 128, 256, 704];
@@ -161,4 +161,9 @@ impl<O: Element + From<u8> + PartialEq> Source<O> {
         bytes.extend([as_bytes(&self.action), as_bytes(&self.reward), as_bytes(&self.done)]);
         bytes
     }
+}
+
+/// Takes batches and drops them at once, until the writers are gone.
+pub fn drain(learner: &Learner) -> Result<(), NextError> {
+    learner.iter().try_for_each(|batch| batch.map(drop))
 }
