@@ -24,6 +24,7 @@ use crate::slots::LaneBuffer;
 use crate::sync::{Padded, Patience};
 use lane::{History, Lanes, Written};
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +45,6 @@ use std::time::Duration;
 /// s.commit()?;
 /// # Ok(()) }
 /// ```
-#[derive(Debug)]
 pub struct Writer {
     gate: Arc<IntakeGate>,
     seat: Seat,
@@ -62,6 +62,22 @@ pub struct Writer {
     tick: u64,
     /// The version that the open step acts with, once `policy` was asked.
     version: Option<u64>,
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let way = match self.way {
+            Way::InPlace(_) => "in place",
+            Way::Lockstep(_) => "lockstep",
+            Way::Staged(_) => "staged",
+        };
+        f.debug_struct("Writer")
+            .field("lanes", &self.seat.lanes)
+            .field("steps", &self.tick)
+            .field("open", &self.open.is_some())
+            .field("way", &way)
+            .finish_non_exhaustive()
+    }
 }
 
 /// How steps reach the ring.
