@@ -164,6 +164,9 @@ impl Batch {
 
 impl Drop for Batch {
     fn drop(&mut self) {
+        if self.gate().is_inherited() {
+            return;
+        }
         let counters = &self.gate().counters;
         counters.stage(Stage::Hold, self.taken.elapsed());
         counters.held.fetch_sub(1, Ordering::Relaxed);

@@ -145,11 +145,17 @@ pub enum Closed {
         end: usize,
     },
     /// `stop` was called, or the feed was dropped.
-    #[error("the feed was stopped")]
+    #[error("the feed was stopped, by `stop` or by the drop of the `Feed`")]
     Stopped,
     /// The learner was dropped, so nobody takes batches any more.
     #[error("the learner was dropped: nobody takes batches any more")]
     LearnerGone,
+    /// This process was forked from the one that started the feed. Its threads and its ring are not here.
+    #[error(
+        "this process was forked after the feed was started: the feed's threads and its ring belong to the parent; start \
+         a feed of its own here, or fork first"
+    )]
+    UsedAfterFork,
     /// An actor failed.
     #[error("the feed was stopped by a fault: {0}; start a new feed")]
     Fault(Arc<Fault>),
@@ -160,6 +166,7 @@ impl From<Closed> for Error {
         let kind = match closed {
             Closed::Ended | Closed::LaneGone { .. } => ErrorKind::Ended,
             Closed::Stopped | Closed::LearnerGone => ErrorKind::Stopped,
+            Closed::UsedAfterFork => ErrorKind::Misuse,
             Closed::Fault(_) => ErrorKind::Fault,
         };
         Error::from_source(kind, closed)

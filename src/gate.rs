@@ -31,6 +31,23 @@ struct State<T> {
     closed: Option<Closed>,
 }
 
+/// Who waits for what happened to a gate. They are woken when no lock is held: a waker is the user's code, and may do
+/// anything, even stop the feed.
+#[must_use = "somebody waits for this"]
+#[derive(Debug, Default)]
+pub(crate) struct Wakes {
+    threads: Threads,
+    wakers: Vec<(u64, Waker)>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Threads {
+    #[default]
+    None,
+    One,
+    All,
+}
+
 const CLOSED_HINT: usize = usize::MAX / 2;
 
 impl<T> Gate<T> {
@@ -49,25 +66,28 @@ impl<T> Gate<T> {
         }
     }
 
-    /// Puts in the token that `make` builds from its sequence number; hands it back if the gate is closed.
-    pub(crate) fn put(&self, make: impl FnOnce(u64) -> T) -> Result<(), T> {
+    /// Puts in the token that `make` builds from its sequence number. `None`: the gate is closed, and none was made.
+    pub(crate) fn put(&self, make: impl FnOnce(u64) -> T) -> Option<Wakes> {
         let mut state = lock(&self.state);
-        let token = make(state.sequence);
         if state.closed.is_some() {
-            drop(state);
-            return Err(token);
+            return None;
         }
+        let token = make(state.sequence);
         state.sequence += 1;
         state.tokens.push_back(token);
         self.hint.store(state.tokens.len(), Ordering::Relaxed);
-        let parked = state.parked > 0;
-        let wakers = std::mem::take(&mut state.wakers);
-        drop(state);
-        if parked {
-            self.arrived.notify_one();
+        let threads = if state.parked > 0 { Threads::One } else { Threads::None };
+        Some(Wakes { threads, wakers: std::mem::take(&mut state.wakers) })
+    }
+
+    /// Wakes who waits for what happened. Without any lock held.
+    pub(crate) fn wake(&self, Wakes { threads, wakers }: Wakes) {
+        match threads {
+            Threads::None => {}
+            Threads::One => self.arrived.notify_one(),
+            Threads::All => self.arrived.notify_all(),
         }
         wakers.into_iter().for_each(|(_, waker)| waker.wake());
-        Ok(())
     }
 
     /// Takes the oldest token: `None` when there was none within `patience`. A closed gate that still holds tokens
@@ -134,16 +154,18 @@ impl<T> Gate<T> {
     }
 
     /// No token comes any more; those that are here can still be taken.
-    pub(crate) fn end(&self, reason: Closed) {
-        drop(self.shut(reason, false));
+    pub(crate) fn end(&self, reason: Closed) -> Wakes {
+        self.shut(reason, false).1
     }
 
     /// No token comes and none is given any more; returns those that were here. The first reason stays.
     pub(crate) fn close(&self, reason: Closed) -> VecDeque<T> {
-        self.shut(reason, true)
+        let (drained, wakes) = self.shut(reason, true);
+        self.wake(wakes);
+        drained
     }
 
-    fn shut(&self, reason: Closed, drain: bool) -> VecDeque<T> {
+    fn shut(&self, reason: Closed, drain: bool) -> (VecDeque<T>, Wakes) {
         let mut state = lock(&self.state);
         let ended = matches!(state.closed, Some(Closed::Ended | Closed::LaneGone { .. }));
         if state.closed.is_none() || (ended && drain) {
@@ -151,11 +173,7 @@ impl<T> Gate<T> {
         }
         let drained = if drain { std::mem::take(&mut state.tokens) } else { VecDeque::new() };
         self.hint.store(CLOSED_HINT, Ordering::Relaxed);
-        let wakers = std::mem::take(&mut state.wakers);
-        drop(state);
-        self.arrived.notify_all();
-        wakers.into_iter().for_each(|(_, waker)| waker.wake());
-        drained
+        (drained, Wakes { threads: Threads::All, wakers: std::mem::take(&mut state.wakers) })
     }
 }
 
@@ -165,14 +183,18 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
+    fn put<T>(gate: &Gate<T>, make: impl FnOnce(u64) -> T) {
+        gate.wake(gate.put(make).expect("it is open"));
+    }
+
     #[test]
     fn gives_in_order_and_then_the_reason() {
         let gate = Gate::new();
         for _ in 0..3 {
-            gate.put(|sequence| sequence).unwrap();
+            put(&gate, |sequence| sequence);
         }
-        gate.end(Closed::Ended);
-        assert_eq!(gate.put(|_| 9), Err(9));
+        gate.wake(gate.end(Closed::Ended));
+        assert!(gate.put(|_| panic!("it is closed")).is_none());
         let mut spin = Spin::default();
         for expected in 0..3 {
             assert_eq!(gate.take(Patience::Forever, &mut spin), Ok(Some(expected)));
@@ -183,7 +205,7 @@ mod tests {
     #[test]
     fn close_hands_back_what_was_not_taken_and_keeps_the_first_reason() {
         let gate = Gate::new();
-        gate.put(|_| 'a').unwrap();
+        put(&gate, |_| 'a');
         assert_eq!(gate.close(Closed::LearnerGone), ['a']);
         assert!(gate.close(Closed::Stopped).is_empty());
         assert_eq!(gate.take(Patience::None, &mut Spin::default()), Err(Closed::LearnerGone));
@@ -203,7 +225,7 @@ mod tests {
             }
         });
         std::thread::sleep(Duration::from_millis(20));
-        gate.put(|_| 1).unwrap();
+        put(&gate, |_| 1);
         std::thread::sleep(Duration::from_millis(20));
         gate.close(Closed::Stopped);
         assert_eq!(taker.join().unwrap(), (Ok(Some(1)), Err(Closed::Stopped)));
@@ -223,7 +245,7 @@ mod tests {
         let first = gate.register(&waker).unwrap();
         gate.register(&waker).unwrap();
         gate.forget(first);
-        gate.put(|_| ()).unwrap();
+        put(&gate, |_| ());
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         assert_eq!(gate.register(&waker), None, "a token is there already");
     }

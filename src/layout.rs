@@ -46,6 +46,8 @@ pub(crate) struct ColumnLayout {
 /// The derived columns that the sample asked for, by their index among the columns.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DerivedColumns {
+    /// Whether there is any.
+    pub any: bool,
     pub terminated: Option<usize>,
     pub truncated: Option<usize>,
     pub is_first: Option<usize>,
@@ -126,6 +128,7 @@ impl Layout {
             leaves: sample.step.leaves.clone(),
             reward: sample.step.reward,
             derived: DerivedColumns {
+                any: !sample.derived.is_empty(),
                 terminated: at(Derived::Terminated),
                 truncated: at(Derived::Truncated),
                 is_first: at(Derived::IsFirst),
@@ -218,9 +221,9 @@ mod tests {
         let mut step = Step::new();
         for (i, &(size, observation)) in leaves.iter().enumerate() {
             match (observation, i % 2) {
-                (true, _) => drop(step.observation::<u8>(&format!("l{i}"), &[size])),
-                (false, 0) => drop(step.leaf::<f32>(&format!("l{i}"), &[size])),
-                (false, _) => drop(step.leaf::<i64>(&format!("l{i}"), &[size])),
+                (true, _) => _ = step.observation::<u8>(&format!("l{i}"), &[size]),
+                (false, 0) => _ = step.leaf::<f32>(&format!("l{i}"), &[size]),
+                (false, _) => _ = step.leaf::<i64>(&format!("l{i}"), &[size]),
             }
         }
         let mut sample = if steps == 0 { Sample::step(step) } else { Sample::unroll(step, steps) };

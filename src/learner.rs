@@ -147,6 +147,9 @@ impl Learner {
     pub fn select(learners: &[&Learner], timeout: Duration) -> Result<Option<(usize, Batch)>, NextError> {
         let patience = Patience::timeout(timeout);
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        if learners.iter().any(|learner| learner.gate.is_inherited()) {
+            return Err(NextError::Closed(Closed::UsedAfterFork));
+        }
         loop {
             let waiting = |(index, learner): (usize, &&Learner)| {
                 learner.gate.batches.peek(|sealed: &Sealed| sealed.sealed).map(|since| (since, index))
@@ -190,6 +193,9 @@ impl Learner {
     }
 
     fn take(&self, patience: Patience) -> Result<Option<Batch>, NextError> {
+        if self.gate.is_inherited() {
+            return Err(NextError::Closed(Closed::UsedAfterFork));
+        }
         if let Some(sealed) = self.gate.batches.take(Patience::None, &mut Spin::default())? {
             return Ok(Some(Batch::new(sealed)));
         }
@@ -303,7 +309,9 @@ pub struct NextBatch<'l> {
 
 impl NextBatch<'_> {
     fn forget(&mut self) {
-        if let Some(id) = self.waker.take() {
+        if let Some(id) = self.waker.take()
+            && !self.learner.gate.is_inherited()
+        {
             self.learner.gate.batches.forget(id);
         }
     }
@@ -313,6 +321,9 @@ impl Future for NextBatch<'_> {
     type Output = Result<Batch, NextError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.learner.gate.is_inherited() {
+            return Poll::Ready(Err(NextError::Closed(Closed::UsedAfterFork)));
+        }
         self.forget();
         let begun = *self.begun.get_or_insert_with(Instant::now);
         let gate = self.learner.gate.clone();

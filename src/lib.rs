@@ -1,30 +1,110 @@
 //! Feed a reinforcement-learning learner from a CUDA page-locked ring that environment threads write in place.
+//!
+//! ```text
+//! env threads ── Writer, StepMut ──► slots of the ring ──► Learner ──► Batch ──► your learner
+//!      ▲                 ▲                                               │           │
+//!      │                 └───────── a dropped batch frees its slot ──────┘           │
+//!      └──────────────────────────────── Weights ◄────────────────── publish ────────┘
+//! ```
+//!
+//! # Quick start
+//!
+//! Declare what a step is ([`Step`]) and what a row of a batch holds ([`Sample`]); start a [`Feed`]; give each environment
+//! thread a [`Writer`] and the learner's thread the [`Learner`].
+//!
+//! ```
+//! use pinring::*;
+//! # fn main() -> Result<()> {
+//! let mut step = Step::new();
+//! let obs = step.observation::<f32>("obs", &[4]);
+//! let reward = step.leaf::<f32>("reward", &[]);
+//! let mut sample = Sample::step(step);
+//! let (obs_column, reward_column) = (sample.all(obs), sample.all(reward));
+//!
+//! let feed = Feed::builder(sample).batch(6).start()?;
+//! let mut writer = feed.writer(2)?; // two environments that step together
+//! std::thread::spawn(move || -> Result<()> {
+//!     for t in 0..3 {
+//!         let mut s = writer.step()?;
+//!         s.view_mut(obs).fill(t as f32); // in place: this is the batch's memory
+//!         s.put(reward, &[1.0, -1.0])?; // or from a slice
+//!         s.commit()?;
+//!     }
+//!     Ok(()) // the last writer gone is the end of the source
+//! });
+//! for batch in &feed.learner()? {
+//!     let batch = batch?;
+//!     assert_eq!(batch.view(obs_column).shape(), [6, 4]);
+//!     assert_eq!(batch.slice(reward_column), [1.0, -1.0, 1.0, -1.0, 1.0, -1.0]);
+//! } // each batch gives its memory back when it is dropped
+//! # Ok(()) }
+//! ```
+//!
+//! [`pinning(Pinning::Required)`](FeedBuilder::pinning) page-locks the ring, or fails and says why; [`probe_cuda`] and
+//! [`PinTrial`] tell what a host can do without a feed.
+//!
+//! # What to read first
+//!
+//! | to | see |
+//! |---|---|
+//! | declare | [`Step`], [`Leaf`], [`Sample`], [`Column`] |
+//! | start, watch, stop | [`Feed::builder`], [`FeedBuilder`], [`Feed::metrics`], [`Feed::stop`] |
+//! | write | [`Intake`], [`Writer`], [`StepMut`] |
+//! | learn | [`Learner`], [`Batch`], [`Weights`] |
+//! | understand a failure | [`Error`], [`ErrorKind`], [`Closed`] |
+//!
+//! # The modules
+//!
+//! All are private, and everything for users is exported here. Each uses only those to its left and above:
+//!
+//! ```text
+//! element ─► schema ─► sample ─► layout        what a step and a batch are; no memory is touched
+//! sync, error ─► weights, episodes, metrics    what every wait, end and counter shares
+//! cuda ─► memory                               CUDA found at run time; the ring and its page-locking
+//! gate, slots ─► intake                        slots, claims and leases: who may touch which bytes
+//! writer    batch ─► learner                   the two ends that users hold
+//! actors ─► feed                               the threads, the start and the stop
+//! ```
+//!
+//! The pages in `docs/` of the repository say more: architecture, safety, writing, errors, memory, and how CUDA is found.
 
-// The order of these lines is the order of dependence: a module uses only modules above it.
-mod actors;
-#[allow(unsafe_code)]
-mod batch;
-#[allow(unsafe_code)]
-mod cuda;
+/// The examples of the pages, compiled and run.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/writing.md")]
+    struct Writing;
+    #[doc = include_str!("../docs/cuda-loading.md")]
+    struct CudaLoading;
+}
+
+// The order of these lines is the order of dependence: a module uses only modules above it. `tests/layering.rs` checks
+// that, and `rustfmt.toml` keeps rustfmt from sorting them.
 mod element;
+mod schema;
+mod sample;
+mod layout;
+mod sync;
+mod metrics;
 mod episodes;
 mod error;
-mod feed;
-mod gate;
-mod intake;
-mod layout;
-mod learner;
-#[allow(unsafe_code)]
-mod memory;
-mod metrics;
-mod sample;
-mod schema;
-#[allow(unsafe_code)]
-mod slots;
-mod sync;
 mod weights;
 #[allow(unsafe_code)]
+mod cuda;
+#[allow(unsafe_code)]
+mod memory;
+#[allow(unsafe_code)]
+mod slots;
+mod gate;
+mod intake;
+#[allow(unsafe_code)]
 mod writer;
+#[allow(unsafe_code)]
+mod batch;
+mod learner;
+mod actors;
+mod feed;
 
 pub use batch::{Batch, BatchView, ColumnBytes, SharedBatch};
 pub use cuda::types::{Candidate, CudaError, CudaFindError, CudaSearch, Outcome, Rung};

@@ -77,6 +77,8 @@ pub struct Metrics {
     pub batches_held: usize,
     /// Bytes of this feed's ring that are page-locked: all of it, or 0 with pinning off.
     pub page_locked_bytes: usize,
+    /// Bytes of rings of this process that stay mapped for good, because CUDA would not let go of them. 0 is normal.
+    pub stranded_bytes: usize,
 }
 
 /// A latency distribution; relative error below 1 %.
@@ -181,7 +183,9 @@ pub(crate) enum Stage {
 
 impl Counters {
     pub(crate) fn new() -> Counters {
-        let histogram = || Histogram::new(2).expect("2 significant digits are within hdrhistogram's range of 0 to 5");
+        // An hour in nanoseconds, or 3.6e12 versions; more is counted as that.
+        let histogram =
+            || Histogram::new_with_bounds(1, 3_600_000_000_000, 2).expect("bounds that hdrhistogram allows");
         Counters {
             writers: Mutex::default(),
             rows: AtomicU64::new(0),

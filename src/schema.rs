@@ -327,12 +327,27 @@ mod tests {
         });
         assert_eq!(twice, SchemaError::Duplicate { name: "reward".into() });
         assert!(
-            matches!(fault(|s| drop(s.leaf::<u8>("a", &[3, 0]))), SchemaError::ZeroSize { name, .. } if name == "a")
+            matches!(fault(|s| { s.leaf::<u8>("a", &[3, 0]); }), SchemaError::ZeroSize { name, .. } if name == "a")
         );
-        assert!(matches!(fault(|s| drop(s.leaf::<u64>("a", &[usize::MAX / 4]))), SchemaError::Overflow { .. }));
-        assert!(matches!(fault(|s| drop(s.leaf::<u8>("a", &[usize::MAX, usize::MAX]))), SchemaError::Overflow { .. }));
+        assert!(matches!(
+            fault(|s| {
+                s.leaf::<u64>("a", &[usize::MAX / 4]);
+            }),
+            SchemaError::Overflow { .. }
+        ));
+        assert!(matches!(
+            fault(|s| {
+                s.leaf::<u8>("a", &[usize::MAX, usize::MAX]);
+            }),
+            SchemaError::Overflow { .. }
+        ));
         for bad in ["", ".", "a.", ".a", "a..b"] {
-            assert_eq!(fault(|s| drop(s.leaf::<u8>(bad, &[]))), SchemaError::Name { name: bad.into() });
+            assert_eq!(
+                fault(|s| {
+                    s.leaf::<u8>(bad, &[]);
+                }),
+                SchemaError::Name { name: bad.into() }
+            );
         }
         let nested = fault(|s| {
             s.observation::<u8>("obs.units", &[]);

@@ -9,6 +9,7 @@
 //! Only control passes through mailboxes: nothing that must be bounded is a message, and actix types never leave this
 //! module's callers.
 
+pub(crate) mod crew;
 pub(crate) mod host;
 pub(crate) mod ingest;
 pub(crate) mod pinning;

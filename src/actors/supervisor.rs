@@ -1,10 +1,11 @@
 //! The supervisor: the order of the start, the first fault, and the stop.
 //!
-//! Owns the other actors' addresses and threads. It starts pinning, then ingest, then answers the builder; it takes
-//! every exit report; and it stops the others in reverse order. Nothing is restarted: the first fault is final, closes
-//! the gates with its text, and a user starts a new feed.
+//! Owns the other actors' addresses; their threads are the crew's. It starts pinning, then ingest, then answers the
+//! builder; it takes every exit report; it closes the gates and ends the crew. Nothing is restarted: the first fault is
+//! final, closes the gates with its text, and a user starts a new feed.
 
-use super::host::{self, Exit, Hosted};
+use super::crew::Crew;
+use super::host::{self, Exit};
 use super::ingest::{Ingest, StopIngest, Watch};
 use super::pinning::{PinPlan, Pinning, StopPinning};
 use crate::error::{Closed, Error, ErrorKind, Fault};
@@ -12,8 +13,8 @@ use crate::intake::{IntakeConfig, IntakeGate};
 use crate::memory::{PinReport, Ring, RingError};
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
 use crossbeam_channel::Sender;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 pub(crate) const SUPERVISOR: &str = "supervisor";
@@ -25,17 +26,20 @@ pub(crate) const INGEST: &str = "ingest";
 pub(crate) struct Running {
     pub(crate) gate: Arc<IntakeGate>,
     pub(crate) pin_report: Option<PinReport>,
+    /// Bytes of the ring that CUDA did not let go of, once it was dropped.
+    pub(crate) kept_bytes: Arc<AtomicUsize>,
 }
 
-/// What outlives the supervisor: the gates to close and the fault to name if it panics itself.
+/// What outlives the supervisor: the gates to close, the fault to name and the actors to end if it fails itself.
 #[derive(Debug, Default)]
 pub(crate) struct Common {
     pub(crate) gate: OnceLock<Arc<IntakeGate>>,
     pub(crate) fault: OnceLock<Arc<Fault>>,
+    pub(crate) crew: Crew,
 }
 
 impl Common {
-    /// Keeps the first fault, closes the gates with it, and says so.
+    /// Keeps the first fault, closes the gates with it, says so, and tells the actors to end.
     pub(crate) fn fail(&self, actor: &'static str, text: String) {
         let fault = self.fault.get_or_init(|| {
             tracing::error!(target: "pinring", actor, text, "an actor failed; the feed stops");
@@ -44,10 +48,15 @@ impl Common {
         if let Some(gate) = self.gate.get() {
             gate.close(Closed::Fault(fault.clone()));
         }
+        self.crew.tell();
     }
 
-    pub(crate) fn error(&self) -> Option<Error> {
-        self.fault.get().map(|fault| Closed::Fault(fault.clone()).into())
+    /// The fault as an error; to be asked when a start failed without an answer.
+    pub(crate) fn error(&self) -> Error {
+        match self.fault.get() {
+            Some(fault) => Closed::Fault(fault.clone()).into(),
+            None => Error::new(ErrorKind::Fault, "the supervisor ended without an answer; start a new feed"),
+        }
     }
 }
 
@@ -61,35 +70,22 @@ pub(crate) struct Supervisor {
     make_gate: Option<MakeGate>,
     /// The builder, until it was answered.
     start: Option<Sender<Result<Running, Error>>>,
-    pinning: Option<Child<Pinning>>,
-    ingest: Option<Child<Ingest>>,
+    /// For tests that kill an actor; everybody else goes through the crew.
+    pinning: Option<Addr<Pinning>>,
+    ingest: Option<Addr<Ingest>>,
+    /// Actors that run.
+    alive: usize,
     stopping: bool,
-    stop: Option<StopOrder>,
+    /// Who hears when the last actor has ended.
+    waiting: Option<Waiting>,
 }
 
-/// An actor that was started.
-struct Child<A: Actor> {
-    address: Addr<A>,
-    thread: Option<JoinHandle<()>>,
-    exited: bool,
-}
-
-impl<A: Actor> From<Hosted<A>> for Child<A> {
-    fn from(hosted: Hosted<A>) -> Child<A> {
-        Child { address: hosted.address, thread: Some(hosted.thread), exited: false }
-    }
-}
-
-impl<A: Actor> Child<A> {
-    /// Joins the thread if its actor has exited; else the thread is given up.
-    fn end(&mut self, feed: u64, name: &str) -> Option<String> {
-        let thread = self.thread.take()?;
-        if self.exited {
-            let _ = thread.join(); // its panic, if any, is in the exit report
-            return None;
-        }
-        Some(host::thread_name(feed, name))
-    }
+/// Who waits for the end.
+enum Waiting {
+    Stop(Sender<Vec<String>>),
+    Start(Sender<Result<Running, Error>>, Error),
+    /// A feed that nobody wants any more.
+    Nobody,
 }
 
 impl Supervisor {
@@ -108,8 +104,9 @@ impl Supervisor {
             start: Some(start),
             pinning: None,
             ingest: None,
+            alive: 0,
             stopping: false,
-            stop: None,
+            waiting: None,
         }
     }
 
@@ -117,57 +114,52 @@ impl Supervisor {
         move |exit| address.do_send(Exited { actor, exit })
     }
 
-    /// Answers the builder with an error and ends, with what was started ended before.
+    /// Ends the crew; the builder hears of `error` when nothing runs any more.
     fn refuse(&mut self, error: Error, context: &mut Context<Self>) {
-        self.refuse_with(Some(error), context);
+        let waiting = self.start.take().map_or(Waiting::Nobody, |start| Waiting::Start(start, error));
+        self.end(waiting, context);
     }
 
-    fn refuse_with(&mut self, error: Option<Error>, context: &mut Context<Self>) {
+    fn end(&mut self, waiting: Waiting, context: &mut Context<Self>) {
         self.stopping = true;
-        if let Some(pinning) = &self.pinning {
-            pinning.address.do_send(StopPinning);
+        self.waiting = Some(waiting);
+        if let Some(gate) = self.common.gate.get() {
+            gate.close(Closed::Stopped);
         }
-        if let (Some(start), Some(error)) = (self.start.take(), error) {
-            // The pinning thread has nothing of ours any more when it has exited; the builder hears after that.
-            self.stop = Some(StopOrder::Refusal(start, error));
-        }
-        self.go_on(context);
+        self.common.crew.tell();
+        self.finish_if_alone(context);
     }
 
-    /// Takes the next step of a stop that is under way.
-    fn go_on(&mut self, context: &mut Context<Self>) {
-        if !self.stopping {
-            return;
+    fn finish_if_alone(&mut self, context: &mut Context<Self>) {
+        if self.alive == 0 {
+            self.finish(None, context);
         }
-        if let Some(ingest) = self.ingest.as_ref().filter(|ingest| !ingest.exited) {
-            ingest.address.do_send(StopIngest);
-            return;
-        }
-        if let Some(pinning) = self.pinning.as_ref().filter(|pinning| !pinning.exited) {
-            pinning.address.do_send(StopPinning);
-            return;
-        }
-        self.finish(context);
     }
 
-    /// Joins what has exited, gives up what has not, and answers.
-    fn finish(&mut self, context: &mut Context<Self>) {
-        let Some(stop) = self.stop.take() else { return };
-        let mut given_up = Vec::new();
-        given_up.extend(self.ingest.as_mut().and_then(|child| child.end(self.feed, INGEST)));
-        given_up.extend(self.pinning.as_mut().and_then(|child| child.end(self.feed, PINNING)));
-        match stop {
-            StopOrder::Stop(answer) => drop(answer.send(given_up)),
-            StopOrder::Refusal(start, error) => drop(start.send(Err(error))),
+    /// Joins who has ended by `deadline`, gives up the others, and answers.
+    fn finish(&mut self, deadline: Option<Instant>, context: &mut Context<Self>) {
+        let Some(waiting) = self.waiting.take() else { return };
+        let given_up = self.common.crew.end(deadline);
+        match waiting {
+            Waiting::Stop(answer) => drop(answer.send(given_up)),
+            Waiting::Start(start, error) => drop(start.send(Err(error))),
+            Waiting::Nobody => {}
         }
         context.stop();
     }
-}
 
-/// Who waits for the end.
-enum StopOrder {
-    Stop(Sender<Vec<String>>),
-    Refusal(Sender<Result<Running, Error>>, Error),
+    /// The ring is there: makes the gate and starts the rest.
+    fn run(&mut self, ring: Arc<Ring>, make_gate: MakeGate, address: Addr<Supervisor>) -> Result<Running, Error> {
+        let (pin_report, kept_bytes) = (ring.report().cloned(), ring.kept_bytes());
+        let gate = Arc::new(IntakeGate::new(make_gate(ring)));
+        let _ = self.common.gate.set(gate.clone());
+        let ingest = Ingest { gate: gate.clone(), watch: Watch::new() };
+        let hosted = host::host(self.feed, INGEST, ingest, Supervisor::report_to(address, INGEST))?;
+        self.ingest = Some(self.common.crew.add(hosted, || StopIngest));
+        self.alive += 1;
+        tracing::info!(target: "pinring", feed = self.feed, pinned = pin_report.is_some(), "the feed runs");
+        Ok(Running { gate, pin_report, kept_bytes })
+    }
 }
 
 impl Actor for Supervisor {
@@ -177,14 +169,13 @@ impl Actor for Supervisor {
         let supervisor = context.address();
         let pinning = Pinning { plan, supervisor: supervisor.clone(), ring: None };
         match host::host(self.feed, PINNING, pinning, Supervisor::report_to(supervisor, PINNING)) {
-            Ok(hosted) => self.pinning = Some(hosted.into()),
-            Err(error) => self.refuse(thread_error(PINNING, &error), context),
+            Ok(hosted) => {
+                self.pinning = Some(self.common.crew.add(hosted, || StopPinning));
+                self.alive += 1;
+            }
+            Err(error) => self.refuse(error, context),
         }
     }
-}
-
-fn thread_error(actor: &str, error: &std::io::Error) -> Error {
-    Error::new(ErrorKind::Thread, format!("the thread of the {actor} actor could not be started: {error}"))
 }
 
 /// The ring, or why there is none.
@@ -197,35 +188,19 @@ impl Message for Pinned {
 impl Handler<Pinned> for Supervisor {
     type Result = ();
     fn handle(&mut self, Pinned(made): Pinned, context: &mut Self::Context) {
-        let ring = match made {
-            Ok(ring) => ring,
-            Err(error) => {
-                tracing::error!(target: "pinring", error = %error, "the ring could not be made");
-                self.refuse(error.into(), context);
-                return;
+        let Some(make_gate) = self.make_gate.take().filter(|_| !self.stopping) else { return };
+        let made = made.map_err(|error| {
+            tracing::error!(target: "pinring", error = %error, "the ring could not be made");
+            error.into()
+        });
+        match made.and_then(|ring| self.run(ring, make_gate, context.address())) {
+            Ok(running) => {
+                // Nobody is there to take it: the start was given up while it was stuck.
+                if self.start.take().is_none_or(|start| start.send(Ok(running)).is_err()) {
+                    self.end(Waiting::Nobody, context);
+                }
             }
-        };
-        let Some(make_gate) = self.make_gate.take() else { return };
-        let pin_report = ring.report().cloned();
-        let gate = Arc::new(IntakeGate::new(make_gate(ring)));
-        let _ = self.common.gate.set(gate.clone());
-        if self.stopping {
-            gate.close(Closed::Stopped);
-            self.go_on(context);
-            return;
-        }
-        let ingest = Ingest { gate: gate.clone(), watch: Watch::new() };
-        match host::host(self.feed, INGEST, ingest, Supervisor::report_to(context.address(), INGEST)) {
-            Ok(hosted) => self.ingest = Some(hosted.into()),
-            Err(error) => {
-                gate.close(Closed::Stopped);
-                self.refuse(thread_error(INGEST, &error), context);
-                return;
-            }
-        }
-        tracing::info!(target: "pinring", feed = self.feed, pinned = pin_report.is_some(), "the feed runs");
-        if let Some(start) = self.start.take() {
-            let _ = start.send(Ok(Running { gate, pin_report }));
+            Err(error) => self.refuse(error, context),
         }
     }
 }
@@ -244,10 +219,7 @@ impl Message for Exited {
 impl Handler<Exited> for Supervisor {
     type Result = ();
     fn handle(&mut self, Exited { actor, exit }: Exited, context: &mut Self::Context) {
-        match actor {
-            PINNING => self.pinning.iter_mut().for_each(|child| child.exited = true),
-            _ => self.ingest.iter_mut().for_each(|child| child.exited = true),
-        }
+        self.alive = self.alive.saturating_sub(1);
         let exit = match exit {
             // Actors end when they are told to.
             Ok(()) if !self.stopping => Err("it ended without being asked to".to_owned()),
@@ -255,12 +227,13 @@ impl Handler<Exited> for Supervisor {
         };
         if let Err(text) = exit {
             self.common.fail(actor, text);
-            if !self.stopping {
-                self.refuse_with(self.common.error(), context);
-                return;
+            // A start ends with the fault. A feed that runs has its gates closed by now, and waits for its stop.
+            self.stopping = true;
+            if let Some(start) = self.start.take() {
+                self.waiting = Some(Waiting::Start(start, self.common.error()));
             }
         }
-        self.go_on(context);
+        self.finish_if_alone(context);
     }
 }
 
@@ -280,15 +253,10 @@ impl Handler<Stop> for Supervisor {
     type Result = ();
     fn handle(&mut self, Stop { deadline, answer }: Stop, context: &mut Self::Context) {
         tracing::info!(target: "pinring", feed = self.feed, "the feed stops");
-        self.stopping = true;
-        self.stop = Some(StopOrder::Stop(answer));
-        if let Some(gate) = self.common.gate.get() {
-            gate.close(Closed::Stopped);
-        }
-        self.go_on(context);
-        context.run_later(deadline.saturating_duration_since(Instant::now()), |supervisor, context| {
-            supervisor.finish(context);
+        context.run_later(deadline.saturating_duration_since(Instant::now()), move |supervisor, context| {
+            supervisor.finish(Some(deadline), context);
         });
+        self.end(Waiting::Stop(answer), context);
     }
 }
 
@@ -323,8 +291,8 @@ impl Handler<CrashActor> for Supervisor {
     type Result = ();
     fn handle(&mut self, CrashActor(actor, text): CrashActor, _: &mut Self::Context) {
         match actor {
-            PINNING => self.pinning.iter().for_each(|child| child.address.do_send(Crash(text.clone()))),
-            INGEST => self.ingest.iter().for_each(|child| child.address.do_send(Crash(text.clone()))),
+            PINNING => self.pinning.iter().for_each(|pinning| pinning.do_send(Crash(text.clone()))),
+            INGEST => self.ingest.iter().for_each(|ingest| ingest.do_send(Crash(text.clone()))),
             _ => panic!("{text}"),
         }
     }

@@ -23,7 +23,7 @@ pub(crate) mod types;
 
 #[cfg(all(test, target_os = "linux"))]
 #[path = "../../tests/common/mod.rs"]
-mod common;
+pub(crate) mod common;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 

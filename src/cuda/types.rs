@@ -332,30 +332,18 @@ impl CudaSearch {
 ///     Err(error) => eprintln!("{error}"),
 /// }
 /// ```
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum CudaFindError {
     /// No candidate could be loaded, or none had the functions that are needed.
-    #[error(
-        "no CUDA library could be loaded. Searched, in order:{}\nInstall a CUDA runtime where it is looked for (for \
-         example the nvidia-cuda-runtime wheel in the active environment), start after your framework has initialised \
-         CUDA, name a library, or run without pinning",
-        Record(.candidates)
-    )]
     NotFound {
         /// Everything that was looked at, in order.
         candidates: Vec<Candidate>,
     },
     /// A library was loaded, and CUDA could not be initialised through it. Where several were tried this is the
     /// first of them; the record has the codes of all.
-    #[error(
-        "CUDA could not be initialised: {error}. Library {}, {}, {}. Searched, in order:{}",
-        .library.display(), Version("runtime", *.runtime_version), Version("driver", *.driver_version),
-        Record(.candidates)
-    )]
     Init {
         /// The call that failed.
-        #[source]
         error: Box<CudaError>,
         /// The library that it was made through.
         library: PathBuf,
@@ -367,11 +355,44 @@ pub enum CudaFindError {
         candidates: Vec<Candidate>,
     },
     /// This platform has no search.
-    #[error(
-        "CUDA can be searched for and loaded on Unix only, and this is {}; run without pinning",
-        std::env::consts::OS
-    )]
     Unsupported,
+}
+
+impl fmt::Display for CudaFindError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CudaFindError::NotFound { candidates } => write!(
+                f,
+                "no CUDA library could be loaded. Searched, in order:{}\nInstall a CUDA runtime where it is looked for \
+                 (for example the nvidia-cuda-runtime wheel in the active environment), start after your framework has \
+                 initialised CUDA, name a library, or run without pinning",
+                Record(candidates)
+            ),
+            CudaFindError::Init { error, library, runtime_version, driver_version, candidates } => write!(
+                f,
+                "CUDA could not be initialised: {error}. Library {}, {}, {}. Searched, in order:{}",
+                library.display(),
+                Version("runtime", *runtime_version),
+                Version("driver", *driver_version),
+                Record(candidates)
+            ),
+            CudaFindError::Unsupported => write!(
+                f,
+                "CUDA can be searched for and loaded on Unix only, and this is {}; run without pinning",
+                std::env::consts::OS
+            ),
+        }
+    }
+}
+
+impl std::error::Error for CudaFindError {
+    /// The failed call, for `downcast_ref::<CudaError>()`: without its box, which a derive would leave in the way.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            CudaFindError::Init { error, .. } => Some(&**error),
+            _ => None,
+        }
+    }
 }
 
 impl CudaFindError {

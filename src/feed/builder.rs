@@ -3,23 +3,23 @@
 use super::Feed;
 use crate::actors::host;
 use crate::actors::pinning::PinPlan;
-use crate::actors::supervisor::{Common, MakeGate, Running, SUPERVISOR, Supervisor};
+use crate::actors::supervisor::{Common, MakeGate, Running, SUPERVISOR, Stop, Supervisor};
 use crate::cuda::types::CudaSearch;
 use crate::episodes::Episodes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::intake::{IntakeConfig, LagGate, WhenFull};
 use crate::layout::{Layout, Place};
 use crate::memory::{PinProgress, PinWatch, RingPlan};
-use crate::sample::Sample;
+use crate::sample::{Kind, Sample};
 use crate::slots::Slots;
 use crate::weights::{Versions, Weights};
 use crate::writer::{buffer_depth, lane_state_bytes};
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use crossbeam_channel::Receiver;
 use rand::TryRng;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Whether the ring is page-locked.
 ///
@@ -73,6 +73,11 @@ pub struct Footprint {
     pub ordinary_bytes: usize,
 }
 
+/// So many unread episodes can be kept: their room is taken at the start.
+const MOST_EPISODES: usize = 1 << 20;
+
+type PinCallback = Box<dyn Fn(&PinProgress) + Send + Sync>;
+
 /// Settings of a feed. Made by [`Feed::builder`].
 ///
 /// ```
@@ -99,7 +104,7 @@ pub struct FeedBuilder {
     seed: Option<u64>,
     pinning: Pinning,
     cuda: CudaSearch,
-    on_progress: Option<Box<dyn Fn(&PinProgress) + Send + Sync>>,
+    on_progress: Option<PinCallback>,
     episodes: usize,
 }
 
@@ -138,6 +143,13 @@ impl Feed {
 
 fn config(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Config, text)
+}
+
+/// Ordinary memory for one lane.
+pub(super) fn lane_bytes(layout: &Layout, lockstep: bool) -> Result<usize> {
+    let depth = buffer_depth(layout, lockstep);
+    let (_, buffer) = Place::in_lane_buffer(layout, 1, depth)?;
+    Ok(buffer + lane_state_bytes(layout.leaves.len(), depth))
 }
 
 impl FeedBuilder {
@@ -205,7 +217,8 @@ impl FeedBuilder {
         self
     }
 
-    /// Finished episodes kept for [`Feed::episodes`] before new ones are dropped and counted. Default 4,096.
+    /// Finished episodes kept for [`Feed::episodes`] before new ones are dropped and counted: at most 1,048,576. Default
+    /// 4,096.
     pub fn episodes(mut self, kept: usize) -> Self {
         self.episodes = kept;
         self
@@ -217,21 +230,25 @@ impl FeedBuilder {
     /// As [`start`](FeedBuilder::start) for the settings.
     pub fn footprint(&self) -> Result<Footprint> {
         let layout = self.layout()?;
-        let too_large = || config(format!("{} buffers of {} bytes overflow", self.buffers, layout.slot_bytes));
-        let ring_bytes = layout.slot_bytes.checked_mul(self.buffers).ok_or_else(too_large)?;
-        let depth = buffer_depth(&layout, self.lockstep.is_some());
-        let (_, buffer) = Place::in_lane_buffer(&layout, 1, depth)?;
-        let lane_bytes = buffer + lane_state_bytes(layout.leaves.len(), depth);
-        let record_bytes = Slots::record_bytes(layout.rows, self.buffers);
+        let too_large = |what: String| config(format!("{what} are more bytes than can be addressed: ask for less"));
+        let (rows, buffers) = (self.batch, self.buffers);
+        let ring_bytes = layout.slot_bytes.checked_mul(buffers);
+        let ring_bytes =
+            ring_bytes.ok_or_else(|| too_large(format!("{buffers} buffers of {} bytes", layout.slot_bytes)))?;
+        let record_bytes = Slots::record_bytes(rows, 1).checked_mul(buffers);
+        let record_bytes =
+            record_bytes.ok_or_else(|| too_large(format!("the records of {buffers} batches of {rows} rows")))?;
+        let lane_bytes = lane_bytes(&layout, self.lockstep.is_some())?;
         let lanes = self.lanes.or(self.lockstep).unwrap_or(0);
-        let lane_total = lane_bytes.checked_mul(lanes).ok_or_else(|| config(format!("{lanes} lanes overflow")))?;
+        let ordinary_bytes = lane_bytes.checked_mul(lanes).and_then(|all| all.checked_add(record_bytes));
+        let ordinary_bytes = ordinary_bytes.ok_or_else(|| too_large(format!("{lanes} lanes of {lane_bytes} bytes")))?;
         Ok(Footprint {
             slot_bytes: layout.slot_bytes,
             ring_bytes,
             page_locked_bytes: if self.pinning == Pinning::Required { ring_bytes } else { 0 },
             record_bytes,
             lane_bytes,
-            ordinary_bytes: record_bytes + lane_total,
+            ordinary_bytes,
         })
     }
 
@@ -259,9 +276,9 @@ impl FeedBuilder {
     /// Mistakes in the sample or the settings; everything else comes from [`StartHandle::wait`].
     pub fn start_in_background(self) -> Result<StartHandle> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        self.footprint()?; // overflow is found here, before anything runs
+        let footprint = self.footprint()?; // overflow is found here, before anything runs
         let layout = Arc::new(self.layout()?);
-        let plan = RingPlan { slot_bytes: layout.slot_bytes, slots: self.buffers };
+        let plan = RingPlan { slot_bytes: layout.slot_bytes, slots: self.buffers, beside: footprint.ordinary_bytes };
         let seed = match self.seed {
             Some(seed) => seed,
             None => rand::rngs::SysRng.try_next_u64().map_err(|error| {
@@ -300,9 +317,7 @@ impl FeedBuilder {
                 }
             }
         });
-        let hosted = hosted.map_err(|error| {
-            Error::new(ErrorKind::Thread, format!("the supervisor's thread could not be started: {error}"))
-        })?;
+        let hosted = hosted?;
         Ok(StartHandle {
             watch,
             answered,
@@ -317,9 +332,18 @@ impl FeedBuilder {
                 if self.batch == 0 { ("a batch of 0 rows", "batch") } else { ("a ring of 0 buffers", "buffers") };
             return Err(config(format!("{what} holds nothing: give `.{verb}` at least 1")));
         }
-        for (count, verb) in [(self.batch, "batch"), (self.buffers, "buffers")] {
-            if u32::try_from(count).is_err() {
-                return Err(config(format!("`.{verb}({count})` is too large: at most {}", u32::MAX)));
+        let most = u32::MAX as usize;
+        let steps = if let Kind::Unroll { steps } = self.sample.kind { steps } else { 1 };
+        let lanes = self.lanes.or(self.lockstep).unwrap_or(0);
+        for (count, verb, most) in [
+            (self.batch, "batch", most),
+            (self.buffers, "buffers", most),
+            (lanes, if self.lanes.is_some() { "lanes" } else { "lockstep" }, most),
+            (steps, "unroll", most),
+            (self.episodes, "episodes", MOST_EPISODES),
+        ] {
+            if count > most {
+                return Err(config(format!("`{verb}({count})` is too large: at most {most}")));
             }
         }
         if self.lanes == Some(0) || self.lockstep == Some(0) {
@@ -366,13 +390,13 @@ impl FeedBuilder {
 pub struct StartHandle {
     watch: PinWatch,
     answered: Receiver<Result<Running>>,
-    parts: Option<Parts>,
+    pub(super) parts: Option<Parts>,
 }
 
 #[derive(Debug)]
-struct Parts {
-    common: Arc<Common>,
-    supervisor: host::Hosted<Supervisor>,
+pub(super) struct Parts {
+    pub(super) common: Arc<Common>,
+    pub(super) supervisor: host::Hosted<Supervisor>,
     episodes: Episodes,
     seed: u64,
 }
@@ -384,6 +408,7 @@ impl Parts {
             common: self.common,
             supervisor: Mutex::new(Some(self.supervisor)),
             pin_report: running.pin_report,
+            kept_bytes: running.kept_bytes,
             episodes: self.episodes,
             seed: self.seed,
             learner_taken: AtomicBool::new(false),
@@ -414,25 +439,39 @@ impl StartHandle {
     /// Waits for the end of the start.
     ///
     /// # Errors
-    /// As [`FeedBuilder::start`]; [`ErrorKind::Stopped`] if it was cancelled.
+    /// As [`FeedBuilder::start`]; [`ErrorKind::Stopped`] if it was cancelled; [`ErrorKind::Misuse`] on a thread of a
+    /// feed (a callback, a waker), which may be the one that is waited for: the start is then cancelled.
     pub fn wait(mut self) -> Result<Feed> {
+        if host::on_own_thread() {
+            return Err(Error::new(
+                ErrorKind::Misuse,
+                "a start cannot be waited for on a thread of a feed: it is cancelled now; call `start` or `wait` from a \
+                 thread of yours",
+            ));
+        }
         let Some(parts) = self.parts.take() else {
             return Err(Error::new(ErrorKind::Misuse, "this start was waited for already"));
         };
         match self.answered.recv() {
             Ok(Ok(running)) => Ok(parts.into_feed(running)),
-            Ok(Err(error)) => {
-                let _ = parts.supervisor.thread.join();
-                Err(error)
-            }
-            Err(_) => {
-                let _ = parts.supervisor.thread.join(); // after this its report is in `common`
-                Err(parts
-                    .common
-                    .error()
-                    .unwrap_or_else(|| Error::new(ErrorKind::Fault, "the supervisor ended without an answer")))
+            answer => {
+                let common = parts.common.clone();
+                parts.end(None); // after this a supervisor that failed has left its report
+                Err(match answer {
+                    Ok(Err(error)) => error,
+                    _ => common.error(),
+                })
             }
         }
+    }
+}
+
+impl Parts {
+    /// Joins the threads of a start that ends, until `deadline`; false if one is still at it.
+    fn end(self, deadline: Option<Instant>) -> bool {
+        // A supervisor that failed itself has left its actors behind.
+        let ended = self.supervisor.thread.join_by(deadline).is_ok();
+        self.common.crew.end(deadline).is_empty() && ended
     }
 }
 
@@ -440,13 +479,15 @@ impl Drop for StartHandle {
     fn drop(&mut self) {
         let Some(parts) = self.parts.take() else { return };
         self.watch.cancel();
-        match self.answered.recv_timeout(ROLL_BACK) {
-            // It was quicker than the cancel: a feed nobody wants.
-            Ok(Ok(running)) => drop(parts.into_feed(running)),
-            Ok(Err(_)) | Err(RecvTimeoutError::Disconnected) => drop(parts.supervisor.thread.join()),
-            Err(RecvTimeoutError::Timeout) => {
-                tracing::error!(target: "pinring", "a cancelled start is stuck in a call to CUDA; its threads are left");
-            }
+        let deadline = Instant::now() + ROLL_BACK;
+        // The start may have been quicker than the cancel: then it is a feed that nobody wants.
+        let (answer, _) = crossbeam_channel::bounded(1);
+        parts.supervisor.address.do_send(Stop { deadline, answer });
+        if host::on_own_thread() {
+            return; // it may be the one that is to end
+        }
+        if !parts.end(Some(deadline)) {
+            tracing::error!(target: "pinring", "a cancelled start is stuck in a call to CUDA; its threads are left");
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Owns the supervisor's thread and the handles that the embedding program uses. Dropping it stops everything.
 
 mod builder;
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests;
 
 pub use builder::{FeedBuilder, Footprint, Pinning, StartHandle};
@@ -15,11 +15,11 @@ use crate::error::{Closed, Error, ErrorKind, Fault, Result};
 use crate::intake::{IntakeGate, NoSeat};
 use crate::layout::ColumnInfo;
 use crate::learner::Learner;
-use crate::memory::PinReport;
+use crate::memory::{PinReport, memory_limit};
 use crate::metrics::Metrics;
 use crate::sync::lock;
 use crate::writer::Writer;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,8 @@ use std::time::{Duration, Instant};
 const DROP_DEADLINE: Duration = Duration::from_secs(10);
 /// How much longer than its deadline a stop waits for the supervisor's answer.
 const ANSWER_GRACE: Duration = Duration::from_secs(1);
+/// A stop that may take longer may take for ever.
+const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A running feed: the ring, its actors, and the handles for writers and learner. Share it behind an `Arc` where several
 /// threads need it. Dropped, it stops.
@@ -62,6 +64,7 @@ pub struct Feed {
     common: Arc<Common>,
     supervisor: Mutex<Option<Hosted<Supervisor>>>,
     pin_report: Option<PinReport>,
+    kept_bytes: Arc<AtomicUsize>,
     episodes: Episodes,
     seed: u64,
     learner_taken: AtomicBool,
@@ -92,6 +95,9 @@ pub struct StopReport {
     pub still_out: usize,
     /// Names of threads that did not end by the deadline and were left to themselves.
     pub threads_given_up: Vec<String>,
+    /// Bytes of the ring that CUDA did not let go of: they stay mapped for the rest of the process. The log has CUDA's
+    /// answer. 0 while batches are still out or threads were given up, since the ring has not ended then.
+    pub kept_bytes: usize,
     /// The fault that had stopped the feed before, if one had.
     pub fault: Option<Arc<Fault>>,
 }
@@ -106,10 +112,13 @@ impl StopReport {
 
 impl std::fmt::Display for StopReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let StopReport { partial_rows, untaken_rows, still_out, threads_given_up, fault } = self;
+        let StopReport { partial_rows, untaken_rows, still_out, threads_given_up, kept_bytes, fault } = self;
         write!(f, "rows dropped: {partial_rows} of partial batches, {untaken_rows} untaken; still out: {still_out}")?;
         if !threads_given_up.is_empty() {
             write!(f, "; threads given up: {}", threads_given_up.join(", "))?;
+        }
+        if *kept_bytes > 0 {
+            write!(f, "; {kept_bytes} bytes stay mapped, since CUDA did not unregister them")?;
         }
         fault.as_ref().map_or(Ok(()), |fault| write!(f, "; {fault}"))
     }
@@ -194,26 +203,25 @@ impl Feed {
                  from a thread of yours",
             ));
         }
+        if self.gate.is_inherited() {
+            return Err(Closed::UsedAfterFork.into());
+        }
         let mut stopped = lock(&self.stopped);
         if let Some(report) = &*stopped {
             return Ok(report.clone());
         }
         let mut threads_given_up = Vec::new();
-        if let Some(supervisor) = lock(&self.supervisor).take() {
+        if let Some(Hosted { address, thread }) = lock(&self.supervisor).take() {
             let (answer, answered) = crossbeam_channel::bounded(1);
-            let by = Instant::now().checked_add(deadline).unwrap_or_else(far_future);
-            supervisor.address.do_send(Stop { deadline: by, answer });
-            match answered.recv_deadline(by + ANSWER_GRACE) {
-                Ok(given_up) => threads_given_up = given_up,
-                Err(crossbeam_channel::RecvTimeoutError::Disconnected) => {} // it had failed; its fault is kept
-                Err(crossbeam_channel::RecvTimeoutError::Timeout) => {
-                    threads_given_up.push(supervisor.thread.thread().name().unwrap_or("supervisor").to_owned());
-                }
-            }
-            self.gate.close(Closed::Stopped);
-            if !threads_given_up.iter().any(|name| Some(name.as_str()) == supervisor.thread.thread().name()) {
-                let _ = supervisor.thread.join(); // its panic, if any, is in the fault
-            }
+            let now = Instant::now();
+            let by = now.checked_add(deadline).filter(|by| *by < now + FAR).unwrap_or(now + FAR);
+            address.do_send(Stop { deadline: by, answer });
+            threads_given_up = answered.recv_deadline(by + ANSWER_GRACE).unwrap_or_else(|_| {
+                // It has failed (its fault is kept) or hangs: what it started is ended without it.
+                self.gate.close(Closed::Stopped);
+                self.common.crew.end(Some(Instant::now() + ANSWER_GRACE))
+            });
+            threads_given_up.extend(thread.join_by(Some(by + ANSWER_GRACE)).err());
         }
         let left = self.gate.left();
         let report = StopReport {
@@ -221,6 +229,7 @@ impl Feed {
             untaken_rows: left.untaken_rows,
             still_out: self.gate.out(),
             threads_given_up,
+            kept_bytes: self.kept_bytes.load(Ordering::Relaxed),
             fault: self.common.fault.get().cloned(),
         };
         *stopped = Some(report.clone());
@@ -228,13 +237,11 @@ impl Feed {
     }
 }
 
-/// A deadline that no stop reaches.
-fn far_future() -> Instant {
-    Instant::now() + Duration::from_secs(365 * 24 * 3600)
-}
-
 impl Drop for Feed {
     fn drop(&mut self) {
+        if self.gate.is_inherited() {
+            return; // the parent's threads are the parent's to join
+        }
         if host::on_own_thread() {
             // Cannot join itself: closes the gates, and leaves the actors to end on their own.
             self.gate.close(Closed::Stopped);
@@ -294,8 +301,8 @@ impl Intake {
     /// A writer for the next `lanes` free lanes; lanes of writers that are gone are given out again, lowest first.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for 0 lanes, or more than the builder's `lanes` or `lockstep` allows; or why nothing can
-    /// be written any more.
+    /// [`ErrorKind::Config`] for 0 lanes, or more than the builder's `lanes` or `lockstep` allows; [`ErrorKind::Memory`]
+    /// for more than there is memory for; or why nothing can be written any more.
     pub fn writer(&self, lanes: usize) -> Result<Writer> {
         seat_writer(&self.gate, self.seed, lanes)
     }
@@ -309,6 +316,9 @@ impl Clone for Intake {
 
 impl Drop for Intake {
     fn drop(&mut self) {
+        if self.gate.is_inherited() {
+            return;
+        }
         if self.gate.lanes.drop_handle() {
             self.gate.finish();
         }
@@ -322,6 +332,7 @@ fn seat_writer(gate: &Arc<IntakeGate>, seed: u64, lanes: usize) -> Result<Writer
     if lanes == 0 {
         return Err(Error::new(ErrorKind::Config, "a writer of 0 lanes writes nothing: ask for at least 1"));
     }
+    check_room(gate, lanes)?;
     let seat = gate.lanes.seat(lanes).map_err(|none| match none {
         NoSeat::Ended => Closed::Ended.into(),
         NoSeat::Lanes { max, taken } => Error::new(
@@ -337,4 +348,27 @@ fn seat_writer(gate: &Arc<IntakeGate>, seed: u64, lanes: usize) -> Result<Writer
             gate.finish();
         }
     })
+}
+
+/// Refuses a writer whose lanes cannot be had: before it takes a seat, since a seat that is given up may end the source.
+fn check_room(gate: &IntakeGate, lanes: usize) -> Result<()> {
+    /// Below this the memory is there, or its absence shows anyway.
+    const WORTH_ASKING: usize = 1 << 30;
+    let one = builder::lane_bytes(&gate.layout, gate.lockstep.is_some())?;
+    let bytes = one.checked_mul(lanes).filter(|_| u32::try_from(lanes).is_ok());
+    let Some(bytes) = bytes.filter(|bytes| isize::try_from(*bytes).is_ok()) else {
+        let text = format!("a writer of {lanes} lanes of {one} bytes each cannot be: ask for fewer lanes");
+        return Err(Error::new(ErrorKind::Config, text));
+    };
+    let limit = if bytes < WORTH_ASKING { None } else { memory_limit() };
+    match limit.filter(|limit| limit.headroom < bytes as u64) {
+        None => Ok(()),
+        Some(limit) => {
+            let text = format!(
+                "a writer of {lanes} lanes takes {bytes} bytes of ordinary memory, and {limit}: ask for fewer lanes, or for \
+                 more memory for this process"
+            );
+            Err(Error::new(ErrorKind::Memory, text))
+        }
+    }
 }

@@ -164,7 +164,9 @@ impl IntakeGate {
         {
             // The first open batch: a lane completes its rows in order, so none behind it can be complete before it.
             state.lockstep.sealed += 1;
-            self.seal(state, open.slot, self.layout.rows, open.opened);
+            let wakes = self.seal(&state, open.slot, self.layout.rows, open.opened);
+            drop(state);
+            self.batches.wake(wakes);
             state = lock(&self.state);
         }
         self.end_if_a_lane_is_gone(state);
@@ -232,19 +234,20 @@ impl IntakeGate {
             return;
         }
         let Some(ending) = state.lockstep.ending.take() else { return };
-        if let Some((slot, rows, opened)) = ending.last {
+        let sealed = ending.last.map(|(slot, rows, opened)| {
             // SAFETY: no claim is open and the gate gives no more, so the slot is this thread's alone (invariant 2).
             #[allow(unsafe_code)]
             unsafe {
                 self.slots.close_ranks(slot, rows)
             };
-            self.seal(state, slot, rows, opened);
-        } else {
-            drop(state);
-        }
-        let ring = lock(&self.state).ring.take();
+            self.seal(&state, slot, rows, opened)
+        });
+        let ended = self.batches.end(Closed::Ended);
+        let ring = state.ring.take();
+        drop(state);
+        self.batches.wake(sealed.unwrap_or_default());
+        self.batches.wake(ended);
         drop(ring);
-        self.batches.end(Closed::Ended);
     }
 
     /// A stop that comes before the ending was settled: what it would have sealed is lost, and counted.

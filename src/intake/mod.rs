@@ -8,7 +8,8 @@
 //! The life of a slot: free → open (writers claim rows and commit them) → sealed (a [`Lease`] in the batch gate) → held
 //! by the learner → the lease drops → free.
 //!
-//! Order of locks: `state`, then a stripe. The batch gate is never entered with `state` held.
+//! Order of locks: `state`, then a stripe or the batch gate. A slot is sealed with `state` held, so that whoever closes
+//! the gate finds each committed row either in an open slot or in the batch gate. Wakers are called with no lock held.
 
 mod lag;
 mod lanes;
@@ -21,9 +22,9 @@ pub(crate) use lockstep::LockstepCursor;
 pub(crate) use stripes::{Claim, Claimed, StripeCursor};
 
 use crate::error::Closed;
-use crate::gate::Gate;
+use crate::gate::{Gate, Wakes};
 use crate::layout::Layout;
-use crate::memory::Ring;
+use crate::memory::{ForkStamp, Ring, stranded_bytes_in_process};
 use crate::metrics::{Counters, Metrics, Stage, WriterCounters};
 use crate::slots::Slots;
 use crate::sync::{Padded, Patience, Spin, lock};
@@ -103,6 +104,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        if self.home.is_inherited() {
+            return; // the slot is the parent's, and so is whoever held a lock at the fork
+        }
         self.home.come_home(self.slot);
     }
 }
@@ -139,6 +143,8 @@ pub(crate) struct IntakeGate {
     pub(crate) buffers: usize,
     pub(crate) episodes: channel::Sender<crate::episodes::Episode>,
     page_locked_bytes: usize,
+    /// The process that started the feed.
+    stamp: ForkStamp,
     /// The versions that writers act with, once one of them asked: the lag histogram is counted against them.
     seen_versions: OnceLock<Arc<Versions>>,
     cells: Box<[stripes::Cell]>,
@@ -212,6 +218,7 @@ impl IntakeGate {
             lockstep,
             buffers,
             episodes,
+            stamp: ring.stamp(),
             page_locked_bytes: if ring.is_pinned() { ring.bytes() } else { 0 },
             seen_versions,
             cells: (0..buffers).map(|_| stripes::Cell::new(layout.rows)).collect(),
@@ -237,11 +244,21 @@ impl IntakeGate {
 
     /// The reason why nothing can be written any more.
     pub(crate) fn closed(&self) -> Option<Closed> {
+        if self.is_inherited() {
+            return Some(Closed::UsedAfterFork);
+        }
         // SYNC: pairs with the Release in `shut`; the lock below gives the reason itself.
         if !self.closed_hint.load(Ordering::Acquire) {
             return None;
         }
         lock(&self.state).closed.clone()
+    }
+
+    /// Whether this process is a forked child of the feed's. Asked before any lock: in a child a lock may be held by a
+    /// thread that does not exist here.
+    #[inline]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.stamp.is_inherited()
     }
 
     /// Notes the weights that writers act with; the first ones count.
@@ -261,12 +278,16 @@ impl IntakeGate {
         metrics.free_slots = lock(&self.state).free.len();
         metrics.batches_waiting = self.batches.len();
         metrics.page_locked_bytes = self.page_locked_bytes;
+        metrics.stranded_bytes = stranded_bytes_in_process();
         metrics
     }
 
     /// Closes the gate for writers and, except at a natural end, for the learner; the first reason stays. Waits for
     /// nobody: open claims end on their own and find the gate closed.
     pub(crate) fn close(&self, reason: Closed) {
+        if self.is_inherited() {
+            return;
+        }
         let ring = self.shut(reason.clone());
         let untaken = self.batches.close(reason);
         let rows: u64 = untaken.iter().map(|sealed| sealed.rows as u64).sum();
@@ -414,26 +435,22 @@ impl IntakeGate {
         Some((slot, state.opened))
     }
 
-    /// Seals an open slot. `state` must no longer name it; the gate is entered without the lock.
-    fn seal(self: &Arc<Self>, state: MutexGuard<'_, State>, slot: u32, rows: usize, opened: Instant) {
-        let Some(ring) = state.ring.clone() else { return };
-        drop(state);
+    /// Seals an open slot, which `state` must no longer name. What it returns is for `batches.wake`, when `state` is no
+    /// longer held.
+    fn seal(self: &Arc<Self>, state: &State, slot: u32, rows: usize, opened: Instant) -> Wakes {
         let now = Instant::now();
         self.counters.stage(Stage::Fill, now - opened);
-        let put = self.batches.put(|sequence| {
-            // Counted inside the gate: whoever takes the batch finds it counted.
-            self.counters.batches.fetch_add(1, Ordering::Relaxed);
-            self.counters.rows.fetch_add(rows as u64, Ordering::Relaxed);
-            Sealed { lease: Lease { slot, home: self.clone(), _ring: ring }, rows, sequence, sealed: now }
+        let put = state.ring.clone().and_then(|ring| {
+            self.batches.put(|sequence| {
+                // Counted inside the gate: whoever takes the batch finds it counted.
+                self.counters.batches.fetch_add(1, Ordering::Relaxed);
+                self.counters.rows.fetch_add(rows as u64, Ordering::Relaxed);
+                Sealed { lease: Lease { slot, home: self.clone(), _ring: ring }, rows, sequence, sealed: now }
+            })
         });
-        if let Err(late) = put {
-            // The gate closed in between: these rows count as dropped, and the lease goes home.
-            self.counters.batches.fetch_sub(1, Ordering::Relaxed);
-            self.counters.rows.fetch_sub(rows as u64, Ordering::Relaxed);
-            self.counters.dropped_rows.fetch_add(rows as u64, Ordering::Relaxed);
-            lock(&self.state).left.untaken_rows += rows as u64;
-            drop(late);
-        }
+        // It closes behind `state`, and then nothing is sealed any more.
+        debug_assert!(put.is_some(), "a slot was sealed behind the close");
+        put.unwrap_or_default()
     }
 
     /// The last writer and intake handle are gone: what is complete goes out, then the learner sees the end.

@@ -43,7 +43,7 @@ struct Stripe {
 }
 
 /// Rows that one writer may write, until it commits or drops them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) slot: u32,
     pub(crate) start: u32,
@@ -110,7 +110,7 @@ impl Fill {
 }
 
 impl IntakeGate {
-    /// Claims `rows` rows in one run.
+    /// Claims `rows` rows in one run, when `claim_own` has none.
     pub(crate) fn claim(
         &self,
         rows: usize,
@@ -118,9 +118,6 @@ impl IntakeGate {
         patience: Patience,
         counters: &Padded<WriterCounters>,
     ) -> Result<Claimed, NoRoom> {
-        if let Some(claim) = self.claim_own(rows, cursor) {
-            return Ok(Claimed::Rows(claim));
-        }
         self.claim_slow(cursor, patience, counters, |gate, state, cursor| {
             if let Some(place) = state.striped.gaps.iter().position(|gap| gap.rows as usize >= rows) {
                 return Some(Claimed::Rows(gate.take_gap(state, place, rows)));
@@ -199,7 +196,8 @@ impl IntakeGate {
     }
 
     /// The claim's rows are written. They are the learner's when their slot is full.
-    pub(crate) fn commit(self: &Arc<Self>, claim: Claim) -> Result<(), Closed> {
+    #[inline]
+    pub(crate) fn commit(self: &Arc<Self>, claim: &Claim) -> Result<(), Closed> {
         let mut stripe = lock(&self.cells[claim.slot as usize].stripes[claim.stripe as usize]);
         if stripe.opening != claim.opening {
             drop(stripe);
@@ -210,13 +208,13 @@ impl IntakeGate {
         let complete = stripe.committed == stripe.end - stripe.start;
         drop(stripe);
         if complete {
-            self.complete_stripe(claim);
+            self.complete_stripe(claim.opening);
         }
         Ok(())
     }
 
     /// The claim's rows were not written: as if never claimed.
-    pub(crate) fn unclaim(self: &Arc<Self>, claim: Claim) {
+    pub(crate) fn unclaim(self: &Arc<Self>, claim: &Claim) {
         let mut stripe = lock(&self.cells[claim.slot as usize].stripes[claim.stripe as usize]);
         if stripe.opening != claim.opening {
             drop(stripe);
@@ -231,7 +229,7 @@ impl IntakeGate {
         drop(stripe);
         let mut state = lock(&self.state);
         if !was_last && state.closed.is_none() {
-            state.striped.gaps.push(claim);
+            state.striped.gaps.push(*claim);
             self.gaps_hint.store(true, Ordering::Relaxed);
         }
         self.wake_one(state);
@@ -269,7 +267,7 @@ impl IntakeGate {
 
     /// The short way: the next rows of the stripe that the writer claimed in last.
     #[inline]
-    fn claim_own(&self, rows: usize, cursor: &StripeCursor) -> Option<Claim> {
+    pub(crate) fn claim_own(&self, rows: usize, cursor: &StripeCursor) -> Option<Claim> {
         if cursor.opening == 0 || self.gaps_hint.load(Ordering::Relaxed) {
             return None;
         }
@@ -382,16 +380,19 @@ impl IntakeGate {
         Some(Open { slot, opening, stripes: count as u32, left: count as u32, opened: Instant::now() })
     }
 
-    fn complete_stripe(self: &Arc<Self>, claim: Claim) {
+    #[cold]
+    fn complete_stripe(self: &Arc<Self>, opening: u64) {
         let mut state = lock(&self.state);
-        let Some(place) = state.striped.open.iter().position(|open| open.opening == claim.opening) else {
+        let Some(place) = state.striped.open.iter().position(|open| open.opening == opening) else {
             return; // closed in between: the rows were counted as dropped there
         };
         let open = &mut state.striped.open[place];
         open.left -= 1;
         if open.left == 0 {
             let open = state.striped.open.remove(place);
-            self.seal(state, open.slot, self.layout.rows, open.opened);
+            let wakes = self.seal(&state, open.slot, self.layout.rows, open.opened);
+            drop(state);
+            self.batches.wake(wakes);
         }
     }
 
@@ -452,14 +453,12 @@ impl IntakeGate {
                 sealed.push((open, rows));
             }
         }
-        drop(state);
-        for (open, rows) in sealed {
-            self.seal(lock(&self.state), open.slot, rows, open.opened);
-        }
-        self.batches.end(Closed::Ended);
-        let mut state = lock(&self.state);
+        let mut wakes = Vec::new();
+        wakes.extend(sealed.into_iter().map(|(open, rows)| self.seal(&state, open.slot, rows, open.opened)));
+        wakes.push(self.batches.end(Closed::Ended));
         let ring = state.ring.take();
         self.announce_close(state);
+        wakes.into_iter().for_each(|wakes| self.batches.wake(wakes));
         drop(ring);
     }
 

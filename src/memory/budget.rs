@@ -96,6 +96,11 @@ impl Budget {
     }
 }
 
+/// What bounds the memory of this process most tightly now, if anything does.
+pub(crate) fn memory_limit() -> Option<MemoryLimit> {
+    HostFiles::system().budget().tightest().cloned()
+}
+
 /// Under these directories of the cgroup root the kernel's hierarchies are, if the mount table does not say
 /// otherwise.
 const DEFAULT_MOUNTS: [(MemoryLimitKind, &str); 3] =

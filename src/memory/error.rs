@@ -47,7 +47,10 @@ pub enum RingError {
     #[error(transparent)]
     Budget(#[from] Box<BudgetRefusal>),
     /// The operating system refused the memory.
-    #[error("could not {operation} {bytes} bytes for the ring: {source}")]
+    #[error(
+        "could not {operation} {bytes} bytes for the ring: {source}; ask for a smaller ring, or see `ulimit -v`, the \
+         container's memory and the host's overcommit setting"
+    )]
     Map {
         /// `map` or `pre-fault`.
         operation: &'static str,
@@ -145,6 +148,8 @@ impl fmt::Display for SlotEnd {
 pub struct BudgetRefusal {
     /// Bytes of the ring.
     pub asked: u64,
+    /// Bytes of ordinary memory that would come beside it.
+    pub beside: u64,
     /// The limit that it exceeds.
     pub tightest: MemoryLimit,
     /// Every limit that was read, the tightest too.
@@ -160,11 +165,15 @@ impl BudgetRefusal {
 
 impl fmt::Display for BudgetRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a ring of {} bytes", self.asked)?;
+        if self.beside > 0 {
+            write!(f, " and {} bytes of ordinary memory beside it", self.beside)?;
+        }
         write!(
             f,
-            "a ring of {} bytes exceeds the {} bytes of memory that this process may still take: {}; \
+            " needs more than the {} bytes of memory that this process may still take: {}; \
              nothing was allocated. Ask for a smaller ring, or for more memory for this process",
-            self.asked, self.tightest.headroom, self.tightest
+            self.tightest.headroom, self.tightest
         )
     }
 }

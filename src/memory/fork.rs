@@ -71,7 +71,8 @@ impl ForkStamp {
     }
 }
 
-/// Whether this process is a forked child of one that used pinring, and has made no ring of its own since.
+/// For tests: whether this process is a forked child of one that used pinring, and has made no ring of its own since.
+#[cfg(test)]
 pub(crate) fn in_forked_child() -> bool {
     match MARK.get() {
         None => false,

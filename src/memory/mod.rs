@@ -5,8 +5,6 @@
 //! feed). This module owns the bytes of a feed and knows nothing of what they mean: no schema, no leases, no device
 //! memory, no copies.
 
-#![allow(dead_code, unused_imports, reason = "the feed is built on these items and lands after them")]
-
 mod budget;
 mod error;
 mod fork;
@@ -28,8 +26,12 @@ pub use self::progress::{PinPhase, PinProgress};
 pub use self::report::{PinReport, PinTimes};
 pub use self::trial::{MapOutcome, PinOutcome, PinTrial};
 
+pub(crate) use self::budget::memory_limit;
+pub(crate) use self::fork::ForkStamp;
+#[cfg(test)]
 pub(crate) use self::fork::in_forked_child;
 pub(crate) use self::mapping::stranded_bytes_in_process;
 pub(crate) use self::progress::PinWatch;
+#[cfg(test)]
 pub(crate) use self::registration::pinned_bytes_in_process;
-pub(crate) use self::ring::{Conditions, Ring, RingPlan};
+pub(crate) use self::ring::{Ring, RingPlan};

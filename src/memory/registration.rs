@@ -13,6 +13,7 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::cuda::Cuda;
@@ -28,9 +29,6 @@ use super::progress::PinWatch;
 /// What one registration takes, if slots are smaller: large enough that calls are few, small enough that "cancel" is
 /// soon.
 pub(super) const PIECE_BYTES: usize = 1 << 30;
-
-/// `cudaErrorContextIsDestroyed`: what was registered went with its context.
-const CONTEXT_IS_DESTROYED: i32 = 709;
 
 /// Bytes that rings of this process have registered now.
 static PINNED: AtomicUsize = AtomicUsize::new(0);
@@ -50,6 +48,8 @@ pub(super) struct Held {
     slot_bytes: usize,
     slots: usize,
     stamp: ForkStamp,
+    /// Bytes that CUDA did not let go of: for whoever still wants to know when this is dropped.
+    kept: Arc<AtomicUsize>,
     /// Dropped after `Held::drop` has unregistered (invariant 5): fields go after the struct's own `Drop`.
     mapping: Mapping,
 }
@@ -57,11 +57,15 @@ pub(super) struct Held {
 impl Held {
     pub(super) fn new(mapping: Mapping, slot_bytes: usize, slots: usize, cuda: Option<Cuda>) -> Held {
         assert!(slot_bytes * slots <= mapping.bytes());
-        Held { cuda, pieces: Vec::new(), slot_bytes, slots, stamp: ForkStamp::now(), mapping }
+        Held { cuda, pieces: Vec::new(), slot_bytes, slots, stamp: ForkStamp::now(), kept: Arc::default(), mapping }
     }
 
     pub(super) fn mapping(&self) -> &Mapping {
         &self.mapping
+    }
+
+    pub(super) fn kept_bytes(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.kept)
     }
 
     pub(super) fn stamp(&self) -> ForkStamp {
@@ -186,6 +190,7 @@ impl Held {
             if let_go {
                 PINNED.fetch_sub(range.len(), Ordering::Relaxed);
             } else {
+                self.kept.fetch_add(range.len(), Ordering::Relaxed);
                 self.mapping.keep(range);
             }
         }
@@ -217,7 +222,7 @@ impl Outcome {
     /// Takes note of a refused unregistration. Returns whether the memory is free of CUDA all the same.
     fn note(&mut self, error: CudaError, bytes: usize) -> bool {
         match error.code() {
-            code::NOT_REGISTERED | CONTEXT_IS_DESTROYED => {
+            code::NOT_REGISTERED => {
                 self.lost.get_or_insert((error, 0)).1 += bytes;
                 true
             }

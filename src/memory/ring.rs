@@ -6,6 +6,8 @@
 //! above it. Leases share the ring, so that the last of them ends it (invariant 7).
 
 use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
 use crate::cuda::Cuda;
@@ -13,6 +15,7 @@ use crate::cuda::types::{CudaFindError, CudaSearch};
 
 use super::budget::HostFiles;
 use super::error::{BudgetRefusal, RingError};
+use super::fork::ForkStamp;
 use super::mapping::{Mapping, Pages};
 use super::prefault::{default_threads, prefault};
 use super::progress::{PinPhase, PinWatch};
@@ -28,12 +31,14 @@ pub(crate) struct RingPlan {
     /// A multiple of [`SLOT_ALIGN`].
     pub(crate) slot_bytes: usize,
     pub(crate) slots: usize,
+    /// Ordinary memory that whoever asks takes beside the ring: it counts against the budget.
+    pub(crate) beside: usize,
 }
 
 impl RingPlan {
     /// Length of the ring in bytes, if there can be such a ring.
     fn bytes(&self) -> Result<usize, RingError> {
-        let RingPlan { slot_bytes, slots } = *self;
+        let RingPlan { slot_bytes, slots, .. } = *self;
         if slot_bytes == 0 || slots == 0 {
             return Err(RingError::ZeroBytes { slots, slot_bytes });
         }
@@ -108,7 +113,7 @@ impl Ring {
     ) -> Result<Ring, RingError> {
         let bytes = plan.bytes()?;
         let _running = watch.begin(bytes);
-        check_budget(bytes, conditions)?;
+        check_budget(bytes, plan.beside, conditions)?;
         let mut times = PinTimes::default();
         let (held, _) = map(conditions, plan, bytes, None, watch, &mut times)?;
         watch.enter(PinPhase::Done)?;
@@ -125,7 +130,7 @@ impl Ring {
     ) -> Result<Ring, RingError> {
         let bytes = plan.bytes()?;
         let _running = watch.begin(bytes);
-        check_budget(bytes, conditions)?;
+        check_budget(bytes, plan.beside, conditions)?;
 
         let mut times = PinTimes::default();
         watch.enter(PinPhase::FindingCuda)?;
@@ -176,11 +181,6 @@ impl Ring {
         self.slots
     }
 
-    /// Bytes of each slot.
-    pub(crate) fn slot_bytes(&self) -> usize {
-        self.slot_bytes
-    }
-
     /// Bytes of all slots.
     pub(crate) fn bytes(&self) -> usize {
         self.slot_bytes * self.slots
@@ -194,6 +194,11 @@ impl Ring {
     /// How it came to be page-locked; `None` for an unpinned ring.
     pub(crate) fn report(&self) -> Option<&PinReport> {
         self.pinned.as_ref().map(|pinned| &pinned.report)
+    }
+
+    /// Bytes that CUDA does not let go of at this ring's end, and that stay mapped: to be read after it.
+    pub(crate) fn kept_bytes(&self) -> Arc<AtomicUsize> {
+        self.held.kept_bytes()
     }
 
     /// How long its making took.
@@ -210,6 +215,7 @@ impl Ring {
     ///
     /// # Panics
     /// If there is no such slot: a bug of the caller.
+    #[cfg_attr(not(test), expect(dead_code, reason = "as `pieces`"))]
     pub(crate) fn device_address(&self, index: usize) -> Option<u64> {
         assert!(index < self.slots, "slot {index} of {}", self.slots);
         let mut index = index;
@@ -222,22 +228,22 @@ impl Ring {
         None
     }
 
-    /// Whether this ring belongs to a parent of this process: its bytes read zero here, and nobody may copy from it.
-    pub(crate) fn is_inherited(&self) -> bool {
-        self.held.stamp().is_inherited()
+    /// The mark of the process that made this ring: in a forked child its bytes read zero, and nobody may use it.
+    pub(crate) fn stamp(&self) -> ForkStamp {
+        self.held.stamp()
     }
 }
 
 /// Refuses a ring that this process has no memory for. Nothing has been allocated.
-fn check_budget(bytes: usize, conditions: &Conditions) -> Result<(), RingError> {
+fn check_budget(bytes: usize, beside: usize, conditions: &Conditions) -> Result<(), RingError> {
     if conditions.ignore_budget {
         return Ok(());
     }
     let budget = conditions.host.budget();
-    let asked = bytes as u64;
+    let (asked, beside) = (bytes as u64, beside as u64);
     match budget.tightest().cloned() {
-        Some(tightest) if tightest.headroom < asked => {
-            Err(RingError::from(Box::new(BudgetRefusal { asked, tightest, limits: budget.limits })))
+        Some(tightest) if tightest.headroom < asked.saturating_add(beside) => {
+            Err(RingError::from(Box::new(BudgetRefusal { asked, beside, tightest, limits: budget.limits })))
         }
         _ => Ok(()),
     }

@@ -50,7 +50,7 @@ impl PinTrial {
     /// A trial with a ring of `slots` slots of `slot_bytes` bytes, a multiple of 4,096.
     pub fn new(slot_bytes: usize, slots: usize) -> PinTrial {
         PinTrial {
-            plan: RingPlan { slot_bytes, slots },
+            plan: RingPlan { slot_bytes, slots, beside: 0 },
             search: CudaSearch::new(),
             prefault_threads: None,
             ignore_budget: false,

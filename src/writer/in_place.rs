@@ -1,7 +1,7 @@
 //! Single steps, written in the slot: the slot that writers filled is the batch.
 
-use super::{OpenStep, PolicyError, StepError, Target, Way, Writer};
-use crate::intake::{Claimed, NoRoom, StripeCursor};
+use super::{PolicyError, StepError, Target, Way, Writer};
+use crate::intake::{Claim, Claimed, NoRoom, StripeCursor};
 use crate::slots::{RowRecord, copy_lanes};
 use crate::sync::Patience;
 use crate::weights::Weights;
@@ -10,18 +10,35 @@ use std::sync::Arc;
 use std::time::Instant;
 
 impl Writer {
-    pub(super) fn begin_in_place(&mut self, patience: Patience, explicit: bool) -> Result<OpenStep, StepError> {
-        let drops_newest = self.drops_newest() && !explicit;
+    #[inline]
+    pub(super) fn begin_in_place(&mut self, patience: Patience, explicit: bool) -> Result<(), StepError> {
+        let Way::InPlace(cursor) = &mut self.way else { unreachable!("`begin` matched the way") };
+        if let Some(claim) = self.gate.claim_own(self.lanes.len(), cursor) {
+            self.open_rows(claim);
+            return Ok(());
+        }
+        self.begin_elsewhere(patience, explicit)
+    }
+
+    #[cold]
+    fn begin_elsewhere(&mut self, patience: Patience, explicit: bool) -> Result<(), StepError> {
         let Way::InPlace(cursor) = &mut self.way else { unreachable!("`begin` matched the way") };
         match self.gate.claim(self.lanes.len(), cursor, patience, &self.counters) {
-            Ok(Claimed::Rows(claim)) => {
-                Ok(OpenStep { target: Target::Rows(claim), row: claim.start as usize, step: 0 })
-            }
+            Ok(Claimed::Rows(claim)) => self.open_rows(claim),
             // Written aside; the commit finds rows for it, or drops it and counts.
-            Ok(Claimed::Staged) => Ok(OpenStep { target: Target::Buffer, row: 0, step: 0 }),
-            Err(NoRoom::Full) if drops_newest => Ok(OpenStep { target: Target::Buffer, row: 0, step: 0 }),
-            Err(no_room) => Err(self.step_error(no_room)),
+            Ok(Claimed::Staged) => self.open.in_buffer(0),
+            Err(NoRoom::Full) if self.drops_newest() && !explicit => self.open.in_buffer(0),
+            Err(no_room) => return Err(self.step_error(no_room)),
         }
+        Ok(())
+    }
+
+    #[inline]
+    fn open_rows(&mut self, claim: Claim) {
+        self.open.row = claim.start as usize;
+        self.open.step = 0;
+        self.open.claim = claim;
+        self.open.target = Target::Rows;
     }
 
     pub(super) fn policy_in_place<W: Send + Sync + 'static>(
@@ -30,8 +47,8 @@ impl Writer {
     ) -> Result<(u64, Arc<W>), PolicyError> {
         while let Some(lag) = &self.gate.lag {
             // The batch that these rows lie in: a row that holds a slot open must never wait for a later batch.
-            let (batch, holds_rows) = match self.target() {
-                Target::Rows(claim) => (claim.batch(), true),
+            let (batch, holds_rows) = match self.open.target {
+                Target::Rows => (self.open.claim.batch(), true),
                 _ => (self.gate.filling(), false),
             };
             // Nor may it wait for an earlier batch that has room again, which perhaps nobody else comes to fill.
@@ -44,21 +61,26 @@ impl Writer {
         Ok(weights.latest())
     }
 
+    #[inline]
     pub(super) fn commit_in_place(&mut self) -> Result<(), CommitError> {
         let version = self.version.unwrap_or(0);
-        match self.target() {
-            Target::Rows(claim) => {
-                for lane in 0..self.lanes.len() {
-                    self.finish_step_row(claim.slot, claim.start as usize + lane, lane, version);
-                }
-                self.account(version); // reads the reward, so before the rows are given away
-                Ok(self.gate.commit(claim)?)
-            }
-            _ => self.commit_staged_step(version),
+        if self.open.target != Target::Rows {
+            return self.commit_staged_step(version);
         }
+        let (slot, first) = (self.open.claim.slot, self.open.row);
+        for lane in 0..self.lanes.len() {
+            self.finish_step_row(slot, first + lane, lane, version);
+        }
+        self.account(version); // reads the reward, so before the rows are given away
+        let committed = self.gate.commit(&self.open.claim);
+        committed.map_err(|closed| {
+            self.counters.drop_rows(self.lanes.len() as u64);
+            CommitError::Closed(closed)
+        })
     }
 
     /// Copies a step from the lane buffer into whatever rows there are: gaps first, then the open slots, then the next.
+    #[cold]
     fn commit_staged_step(&mut self, version: u64) -> Result<(), CommitError> {
         let (patience, lanes) = (self.gate.when_full.patience(), self.lanes.len());
         let mut done = 0;
@@ -82,7 +104,7 @@ impl Writer {
             for lane in done..done + rows {
                 self.finish_step_row(claim.slot, row + lane - done, lane, version);
             }
-            if let Err(closed) = self.gate.commit(claim) {
+            if let Err(closed) = self.gate.commit(&claim) {
                 break Some(NoRoom::Closed(closed));
             }
             self.counters.stage(rows as u64);
@@ -93,16 +115,18 @@ impl Writer {
     }
 
     /// Writes the derived columns and the record of one row that holds one step.
+    #[inline]
     fn finish_step_row(&mut self, slot: u32, row: usize, lane: usize, version: u64) {
-        let flags = self.lanes.flags(lane);
-        let first_step = self.lanes.get(lane).steps;
-        let record = RowRecord { lane: (self.seat.lanes.start + lane) as u32, length: 1, first_step, version };
-        self.set_flags(slot, row, 0, flags, version);
+        let lane_id = (self.seat.lanes.start + lane) as u32;
+        let record = RowRecord { lane: lane_id, length: 1, first_step: self.tick, version };
+        if self.gate.layout.derived.any {
+            self.set_flags(slot, row, 0, self.lanes.flags(lane, self.tick), version);
+        }
         // SAFETY: the row is claimed by this writer (invariant 2).
         unsafe { self.gate.slots.set_record(slot, row, record) };
     }
 
-    pub(super) fn claim_some(&mut self, rows: usize, patience: Patience) -> Result<crate::intake::Claim, NoRoom> {
+    pub(super) fn claim_some(&mut self, rows: usize, patience: Patience) -> Result<Claim, NoRoom> {
         let cursor: &mut StripeCursor = match &mut self.way {
             Way::InPlace(cursor) | Way::Staged(cursor) => cursor,
             Way::Lockstep(_) => unreachable!("lockstep rows are fixed and never claimed"),
@@ -123,20 +147,21 @@ impl Writer {
 
     /// Moves the open step to rows of a batch before `batch`: its own are given back.
     fn go_back(&mut self, batch: u64) {
-        let (Target::Rows(old), Way::InPlace(cursor)) = (self.target(), &mut self.way) else { return };
-        let open = match self.gate.claim_before(batch, self.lanes.len(), cursor) {
-            Some(Claimed::Rows(claim)) => OpenStep { target: Target::Rows(claim), row: claim.start as usize, step: 0 },
-            Some(Claimed::Staged) => OpenStep { target: Target::Buffer, row: 0, step: 0 },
-            None => return, // somebody else came for it
-        };
+        let Way::InPlace(cursor) = &mut self.way else { return };
+        // Somebody else may have come for it.
+        let Some(claimed) = self.gate.claim_before(batch, self.lanes.len(), cursor) else { return };
+        let old = self.open.claim;
         let sources: Vec<_> = (0..self.in_slot.len()).map(|leaf| self.place(leaf)).collect();
-        self.open = Some(open);
+        match claimed {
+            Claimed::Rows(claim) => self.open_rows(claim),
+            Claimed::Staged => self.open.in_buffer(0),
+        }
         for (leaf, (from, stride)) in sources.into_iter().enumerate() {
             let (to, bytes) = (self.place(leaf), self.in_slot[leaf].bytes);
             // SAFETY: both claims are this writer's, and so is its lane buffer (invariant 2); none of them overlap.
             unsafe { copy_lanes((from.cast_const(), stride), to, bytes, self.lanes.len()) };
         }
-        self.gate.unclaim(old);
+        self.gate.unclaim(&old);
     }
 
     /// Waits at the lag gate.

@@ -43,9 +43,9 @@ pub(super) struct Lanes {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LaneState {
-    /// Steps committed.
-    pub(super) steps: u64,
-    pub(super) episode_steps: u64,
+    /// The writer's tick that the lane's episode began at.
+    pub(super) episode_start: u64,
+    /// The return so far.
     pub(super) ret: f64,
     /// Staged unrolls: the writer's tick that the current unroll began at.
     pub(super) unroll_start: u64,
@@ -110,8 +110,13 @@ impl Lanes {
     }
 
     #[inline]
-    pub(super) fn flags(&self, lane: usize) -> Flags {
-        let first = self.states[lane].episode_steps == 0;
+    pub(super) fn any_marks(&self) -> bool {
+        self.marked
+    }
+
+    #[inline]
+    pub(super) fn flags(&self, lane: usize, tick: u64) -> Flags {
+        let first = self.states[lane].episode_start == tick;
         if !self.marked {
             return Flags { end: None, masked: false, first };
         }
@@ -119,9 +124,9 @@ impl Lanes {
         Flags { end: self.ends[lane], masked: self.masked[lane], first: first && !self.masked[lane] }
     }
 
-    pub(super) fn begin_episode(&mut self, lane: usize) {
+    pub(super) fn begin_episode(&mut self, lane: usize, tick: u64) {
         let state = &mut self.states[lane];
-        (state.episode_steps, state.ret) = (0, 0.0);
+        (state.episode_start, state.ret) = (tick, 0.0);
     }
 }
 
@@ -159,7 +164,9 @@ impl Written {
 
     #[inline]
     pub(super) fn clear(&mut self) {
-        self.whole.fill(0);
+        for bits in &mut self.whole {
+            *bits = 0; // a word or two: no call to memset
+        }
         if self.any_single {
             self.single.fill(false);
             self.any_single = false;

@@ -3,7 +3,7 @@
 //! The step that ends one unroll and begins the next is written in the lane buffer and copied to both: its observation
 //! to the old slot, which is then complete, and all of it to the new one.
 
-use super::{CommitError, OpenStep, PolicyError, StepError, Target, Way, Writer};
+use super::{CommitError, PolicyError, StepError, Target, Way, Writer};
 use crate::intake::{LockstepCursor, NoRoom};
 use crate::slots::{RowRecord, copy_lanes};
 use crate::sync::Patience;
@@ -46,13 +46,16 @@ impl Writer {
         self.gate.lockstep_row(unroll) + self.seat.lanes.start
     }
 
-    pub(super) fn begin_lockstep(&mut self, patience: Patience) -> Result<OpenStep, StepError> {
+    pub(super) fn begin_lockstep(&mut self, patience: Patience) -> Result<(), StepError> {
         let (unroll, step) = self.unroll();
         if step == 0 && self.gate.layout.is_unroll() {
             // Must not wait for the new slot before the old one is complete (invariant 10).
             return match self.gate.closed() {
                 Some(closed) => Err(closed.into()),
-                None => Ok(OpenStep { target: Target::Buffer, row: 0, step: 0 }),
+                None => {
+                    self.open.in_buffer(0);
+                    Ok(())
+                }
             };
         }
         if step == 0 {
@@ -61,8 +64,9 @@ impl Writer {
         } else {
             self.gate.lockstep_claim()?;
         }
-        let slot = self.lockstep_state().slot;
-        Ok(OpenStep { target: Target::Lockstep { slot }, row: self.first_row(unroll), step })
+        (self.open.target, self.open.claim.slot) = (Target::Lockstep, self.lockstep_state().slot);
+        (self.open.row, self.open.step) = (self.first_row(unroll), step);
+        Ok(())
     }
 
     fn enter(&mut self, unroll: u64, patience: Patience) -> Result<u32, NoRoom> {
@@ -96,8 +100,8 @@ impl Writer {
     pub(super) fn commit_lockstep(&mut self) -> Result<(), CommitError> {
         let (unroll, step) = self.unroll();
         let version = self.version.unwrap_or(0);
-        let slot = match self.target() {
-            Target::Lockstep { slot } => slot,
+        let slot = match self.open.target {
+            Target::Lockstep => self.open.claim.slot,
             _ => {
                 self.hand_over_lockstep().map_err(|error| match error {
                     PolicyError::Closed(closed) => CommitError::Closed(closed),
@@ -115,13 +119,13 @@ impl Writer {
         };
         let row = self.first_row(unroll);
         for lane in 0..self.lanes.len() {
-            let flags = self.lanes.flags(lane);
+            let flags = self.lanes.flags(lane, self.tick);
             self.set_flags(slot, row + lane, step, flags, version);
             if step == 0 {
                 let record = RowRecord {
                     lane: (self.seat.lanes.start + lane) as u32,
                     length: self.gate.layout.steps as u32,
-                    first_step: self.lanes.get(lane).steps,
+                    first_step: self.tick,
                     version,
                 };
                 // SAFETY: the lane's own row, with a claim open (invariant 2).
@@ -152,7 +156,7 @@ impl Writer {
         let (gate, steps) = (self.gate.clone(), self.gate.layout.steps);
         self.copy_boundary(slot, row, steps, |leaf| gate.layout.leaves[leaf].observation);
         for lane in 0..self.lanes.len() {
-            let first = self.lanes.flags(lane).first;
+            let first = self.lanes.flags(lane, self.tick).first;
             self.set_is_first(slot, row + lane, steps, first);
         }
         let _ = gate.lockstep_complete(unroll - 1, self.lanes.len()); // after the close, the claim's end says so

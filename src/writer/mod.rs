@@ -15,14 +15,16 @@ pub(crate) use lane::lane_state_bytes;
 pub use step::{CommitError, FinalMut, PolicyError, PutError, StepError, StepMut};
 
 use crate::episodes::End;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Closed, Error, ErrorKind, Result};
 use crate::intake::{Claim, IntakeGate, NoRoom, Seat, StripeCursor, WhenFull};
 use crate::layout::{Layout, Place};
 use crate::metrics::WriterCounters;
 use crate::sample::Kind;
+use crate::schema::LeafInfo;
 use crate::slots::LaneBuffer;
 use crate::sync::{Padded, Patience};
 use lane::{History, Lanes, Written};
+use ndarray::IxDyn;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::fmt;
 use std::ops::Range;
@@ -51,13 +53,14 @@ pub struct Writer {
     seed: u64,
     counters: Arc<Padded<WriterCounters>>,
     in_slot: Vec<Place>,
+    shapes: Vec<ViewShape>,
     buffer: LaneBuffer,
     lanes: Lanes,
     written: Written,
     history: History,
     way: Way,
-    /// The step being written. It stays here when its `StepMut` is forgotten, and is undone by the next call.
-    open: Option<OpenStep>,
+    /// The step being written. It stays open when its `StepMut` is forgotten, and is undone by the next call.
+    open: OpenStep,
     /// Steps that this writer committed.
     tick: u64,
     /// The version that the open step acts with, once `policy` was asked.
@@ -88,31 +91,57 @@ enum Way {
     Staged(StripeCursor),
 }
 
-/// Where the open step is written.
-#[derive(Clone, Copy, Debug)]
+/// The shape of a leaf's view, made once: building a dynamic shape takes longer than writing a small step.
+#[derive(Debug)]
+struct ViewShape {
+    dims: IxDyn,
+    /// In elements.
+    in_slot: IxDyn,
+    in_buffer: IxDyn,
+}
+
+impl ViewShape {
+    fn new(leaf: &LeafInfo, lanes: usize, place: &Place) -> ViewShape {
+        let mut dims = vec![lanes];
+        dims.extend_from_slice(&leaf.shape);
+        let mut strides = vec![leaf.elements(); dims.len()];
+        for axis in 1..dims.len() {
+            strides[axis] = dims[axis + 1..].iter().product();
+        }
+        let in_buffer = IxDyn(&strides);
+        strides[0] = place.row_stride / leaf.dtype.size();
+        ViewShape { dims: IxDyn(&dims), in_slot: IxDyn(&strides), in_buffer }
+    }
+}
+
+/// Where the open step is written. Plain fields, read one by one: a step of a few bytes is about as long as a copy of
+/// this.
+#[derive(Debug, Default)]
 struct OpenStep {
     target: Target,
+    /// Rows and slot of `Target::Rows`; of `Target::Lockstep` the slot alone.
+    claim: Claim,
     row: usize,
     step: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Target {
+    /// No step is open.
+    #[default]
+    Nowhere,
     /// Rows claimed in an open slot.
-    Rows(Claim),
+    Rows,
     /// The lanes' own rows of a lockstep slot, with a claim open.
-    Lockstep { slot: u32 },
+    Lockstep,
     /// The lane buffer.
     Buffer,
 }
 
-impl Target {
-    fn slot(self) -> Option<u32> {
-        match self {
-            Target::Rows(claim) => Some(claim.slot),
-            Target::Lockstep { slot } => Some(slot),
-            Target::Buffer => None,
-        }
+impl OpenStep {
+    /// Opens a step in the lane buffer.
+    fn in_buffer(&mut self, step: usize) {
+        (self.target, self.row, self.step) = (Target::Buffer, 0, step);
     }
 }
 
@@ -138,15 +167,21 @@ impl Writer {
             (None, Kind::Step) => Way::InPlace(StripeCursor::new(seat.index)),
             (None, Kind::Unroll { .. }) => Way::Staged(StripeCursor::new(seat.index)),
         };
-        let counters = gate.counters.writer();
+        let (in_slot, counters) = (Place::in_slot(&layout), gate.counters.writer());
         Ok(Writer {
-            in_slot: Place::in_slot(&layout),
+            shapes: layout
+                .leaves
+                .iter()
+                .zip(&in_slot)
+                .map(|(leaf, place)| ViewShape::new(leaf, lanes, place))
+                .collect(),
+            in_slot,
             buffer: LaneBuffer::new(places, bytes),
             lanes: Lanes::new(&layout, lanes),
             written: Written::new(layout.leaves.len(), lanes),
             history: History::new(depth, lanes),
             way,
-            open: None,
+            open: OpenStep::default(),
             tick: 0,
             version: None,
             gate,
@@ -179,6 +214,7 @@ impl Writer {
     /// # Errors
     /// [`StepError::Full`] if the ring is full and the feed does not block; [`StepError::Closed`] says why nothing can
     /// be written any more.
+    #[inline]
     pub fn step(&mut self) -> Result<StepMut<'_>, StepError> {
         let patience = self.gate.when_full.patience();
         self.begin(patience, false)
@@ -220,31 +256,42 @@ impl Writer {
         if let Way::Staged(_) = self.way {
             self.give_up_unroll(lane);
         }
-        self.lanes.begin_episode(lane);
+        self.lanes.begin_episode(lane, self.tick);
         Ok(())
     }
 
     /// `explicit`: the caller chose the patience, so it holds for samples that are only completed by this step too.
+    #[inline]
     fn begin(&mut self, patience: Patience, explicit: bool) -> Result<StepMut<'_>, StepError> {
+        if self.gate.is_inherited() {
+            return Err(StepError::Closed(Closed::UsedAfterFork));
+        }
         self.undo();
         self.written.clear();
         self.version = None;
-        let open = match self.way {
+        match self.way {
             Way::InPlace(_) => self.begin_in_place(patience, explicit)?,
             Way::Lockstep(_) => self.begin_lockstep(patience)?,
             Way::Staged(_) => self.begin_staged(patience, explicit)?,
-        };
-        self.open = Some(open);
-        Ok(StepMut { writer: self, done: false })
+        }
+        Ok(StepMut { writer: self })
     }
 
     /// Ends the open step, if any, as if it had never begun.
+    #[inline]
     fn undo(&mut self) {
+        if self.open.target != Target::Nowhere {
+            self.undo_open();
+        }
+    }
+
+    #[cold]
+    fn undo_open(&mut self) {
         self.lanes.clear_marks();
-        match self.open.take().map(|open| open.target) {
-            Some(Target::Rows(claim)) => self.gate.unclaim(claim),
-            Some(Target::Lockstep { .. }) => drop(self.gate.lockstep_end_claim()),
-            Some(Target::Buffer) | None => {}
+        match std::mem::take(&mut self.open.target) {
+            Target::Rows => self.gate.unclaim(&self.open.claim),
+            Target::Lockstep => drop(self.gate.lockstep_end_claim()),
+            Target::Buffer | Target::Nowhere => {}
         }
     }
 
@@ -263,6 +310,9 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
+        if self.gate.is_inherited() {
+            return;
+        }
         self.undo();
         let gone = match self.way {
             Way::InPlace(_) => None,
@@ -286,8 +336,8 @@ impl Writer {
     /// Writes the derived columns of one step of one row, but for the observation after the last step.
     #[inline]
     fn set_flags(&self, slot: u32, row: usize, step: usize, flags: lane::Flags, version: u64) {
-        let (slots, derived) = (&self.gate.slots, self.gate.layout.derived);
-        // SAFETY: all five: the caller has a claim on the row (invariant 2); types and steps are the columns' own.
+        let (slots, derived) = (&self.gate.slots, &self.gate.layout.derived);
+        // SAFETY: for all five, the caller has a claim on the row (invariant 2); types and steps are the columns' own.
         unsafe {
             if let Some(column) = derived.terminated {
                 slots.set_derived(slot, column, row, step, flags.end == Some(End::Terminated));

@@ -4,7 +4,7 @@
 //! the first step of the next unroll takes no place that the last one still needs. A slow, hung or dead environment
 //! holds no slot, and drop policies act on whole unrolls.
 
-use super::{CommitError, OpenStep, PolicyError, StepError, Target, Way, Writer};
+use super::{CommitError, PolicyError, StepError, Way, Writer};
 use crate::intake::{Begin, NoRoom};
 use crate::slots::{RowRecord, copy_lanes, zero_lanes};
 use crate::sync::Patience;
@@ -27,7 +27,7 @@ struct Outgoing {
 }
 
 impl Writer {
-    pub(super) fn begin_staged(&mut self, patience: Patience, explicit: bool) -> Result<OpenStep, StepError> {
+    pub(super) fn begin_staged(&mut self, patience: Patience, explicit: bool) -> Result<(), StepError> {
         // With a feed that fails, look for room before anything is begun, so that nothing is lost by the error.
         let asks = explicit || !(self.drops_newest() || matches!(patience, Patience::Forever));
         let due = (0..self.lanes.len()).filter(|&lane| self.is_due(lane)).count();
@@ -39,7 +39,8 @@ impl Writer {
             return Err(StepError::Closed(closed));
         }
         let step = (self.tick % (self.steps() as u64 + 1)) as usize;
-        Ok(OpenStep { target: Target::Buffer, row: 0, step })
+        self.open.in_buffer(step);
+        Ok(())
     }
 
     pub(super) fn policy_staged<W: Send + Sync + 'static>(
@@ -77,10 +78,10 @@ impl Writer {
         let version = self.version.unwrap_or(0);
         let place = self.buffer_step(self.tick);
         for lane in 0..self.lanes.len() {
-            self.history.set(place, lane, self.lanes.flags(lane), version);
+            self.history.set(place, lane, self.lanes.flags(lane, self.tick), version);
         }
         let ended: Vec<usize> = match self.gate.layout.within_episode {
-            true => (0..self.lanes.len()).filter(|&lane| self.lanes.flags(lane).end.is_some()).collect(),
+            true => (0..self.lanes.len()).filter(|&lane| self.lanes.flags(lane, self.tick).end.is_some()).collect(),
             false => Vec::new(),
         };
         let finals: Vec<bool> = ended.iter().map(|&lane| self.lanes.finals[lane]).collect();
@@ -152,7 +153,7 @@ impl Writer {
             let rows = claim.rows as usize;
             let part = Outgoing { lane: out.lane + done, lanes: rows, ..out };
             self.copy_unrolls(part, claim.slot, claim.start as usize);
-            if let Err(closed) = self.gate.commit(claim) {
+            if let Err(closed) = self.gate.commit(&claim) {
                 break Some(NoRoom::Closed(closed));
             }
             self.counters.stage(rows as u64);
@@ -209,13 +210,12 @@ impl Writer {
             }
             self.set_flags(slot, row, step, flags, acted);
         }
-        let next_first = !out.ended && self.lanes.flags(out.lane).first;
+        let next_first = !out.ended && self.lanes.flags(out.lane, self.tick).first;
         self.set_is_first(slot, row, steps, next_first);
-        let state = self.lanes.get(out.lane);
         let record = RowRecord {
             lane: (self.seat.lanes.start + out.lane) as u32,
             length: out.length as u32,
-            first_step: state.steps - out.length as u64,
+            first_step: out.start,
             version,
         };
         // SAFETY: the row is claimed by this writer (invariant 2).

@@ -7,7 +7,9 @@ use crate::error::{Closed, Error, ErrorKind};
 use crate::schema::Leaf;
 use crate::slots::{copy_lanes, zero_lanes};
 use crate::weights::Weights;
-use ndarray::{ArrayBase, ArrayView, ArrayViewD, ArrayViewMut, ArrayViewMutD, Data, Dimension, IxDyn, ShapeBuilder};
+use ndarray::{
+    ArrayBase, ArrayView, ArrayViewD, ArrayViewMut, ArrayViewMutD, Data, Dimension, IxDyn, ShapeBuilder, StrideShape,
+};
 use std::sync::Arc;
 
 /// Why no step was begun.
@@ -104,7 +106,10 @@ pub enum PolicyError {
     #[error("these are not the weights that `max_policy_lag` was given: pass the same `Weights` (or a clone) here")]
     OtherWeights,
     /// The unroll that this observation completes found no room and was dropped, as `WhenFull` says.
-    #[error("the ring is full: {dropped_rows} completed unrolls were dropped")]
+    #[error(
+        "the ring is full: {dropped_rows} completed unrolls were dropped; give the feed more `.buffers`, wait longer by \
+         `.when_full`, or let the learner drop its batches sooner"
+    )]
     Full {
         /// Unrolls that were dropped.
         dropped_rows: usize,
@@ -142,7 +147,10 @@ pub enum CommitError {
     #[error("the feed has a `max_policy_lag`: every step must ask `policy` between its observation and its action")]
     PolicyNotAsked,
     /// There was no room within the feed's patience. The step itself counts; these whole samples were dropped.
-    #[error("the ring is full: {dropped_rows} whole samples were dropped")]
+    #[error(
+        "the ring is full: {dropped_rows} whole samples were dropped; give the feed more `.buffers`, wait longer by \
+         `.when_full`, or let the learner drop its batches sooner"
+    )]
     Full {
         /// Samples that were dropped.
         dropped_rows: usize,
@@ -215,14 +223,12 @@ fn closed_of(error: &(dyn std::error::Error + 'static)) -> Option<Closed> {
 #[must_use = "a step that is not committed never began"]
 pub struct StepMut<'w> {
     pub(super) writer: &'w mut Writer,
-    pub(super) done: bool,
 }
 
 impl Drop for StepMut<'_> {
+    #[inline]
     fn drop(&mut self) {
-        if !self.done {
-            self.writer.undo();
-        }
+        self.writer.undo(); // nothing to undo once it was committed
     }
 }
 
@@ -246,7 +252,7 @@ impl StepMut<'_> {
             }
             self.writer.written.set(index);
         }
-        let shape = self.writer.view_shape(index, stride, size_of::<T>());
+        let shape = self.writer.view_shape(index);
         // SAFETY: `place` gives the leaf's `lanes` values, aligned and valid for `T`, and the borrow of the step keeps
         // every other access away until the view is dropped.
         unsafe { ArrayViewMut::from_shape_ptr(shape, at.cast()) }
@@ -261,8 +267,8 @@ impl StepMut<'_> {
         if let Some(lane) = self.writer.written.missing_lane(index) {
             panic!("leaf `{}` is read before it was written for lane {lane}", self.writer.leaf_name(index));
         }
-        let (at, stride) = self.writer.place(index);
-        let shape = self.writer.view_shape(index, stride, size_of::<T>());
+        let (at, _) = self.writer.place(index);
+        let shape = self.writer.view_shape(index);
         // SAFETY: as for `view_mut`; the values were written in this step.
         unsafe { ArrayView::from_shape_ptr(shape, at.cast_const().cast()) }
     }
@@ -295,14 +301,14 @@ impl StepMut<'_> {
         array: &ArrayBase<S, D>,
     ) -> Result<(), PutError> {
         let index = self.writer.own(leaf)?;
-        let (at, stride) = self.writer.place(index);
+        let (at, _) = self.writer.place(index);
         let mut expected = vec![self.writer.lanes.len()];
         expected.extend_from_slice(&self.writer.gate.layout.leaves[index].shape);
         if array.shape() != expected {
             let (leaf, got) = (self.writer.leaf_name(index).to_owned(), array.shape().to_vec());
             return Err(PutError::Shape { leaf, expected, got });
         }
-        let shape = self.writer.view_shape(index, stride, size_of::<T>());
+        let shape = self.writer.view_shape(index);
         // SAFETY: as for `view_mut`; every value is assigned below, so none needs zeroing.
         let mut view: ArrayViewMutD<'_, T> = unsafe { ArrayViewMut::from_shape_ptr(shape, at.cast()) };
         view.assign(&array.view().into_dyn());
@@ -401,7 +407,8 @@ impl StepMut<'_> {
     ///
     /// # Errors
     /// See [`CommitError`].
-    pub fn commit(mut self) -> Result<(), CommitError> {
+    #[inline]
+    pub fn commit(self) -> Result<(), CommitError> {
         let writer = &mut *self.writer;
         if let Some((leaf, lane)) = writer.written.missing() {
             return Err(CommitError::Unwritten { leaf: writer.leaf_name(leaf).to_owned(), lane });
@@ -412,14 +419,12 @@ impl StepMut<'_> {
         if writer.gate.lag.is_some() && writer.version.is_none() {
             return Err(CommitError::PolicyNotAsked);
         }
-        let result = match writer.way {
+        // A step that an error kept from counting stays open, and is undone by the drop.
+        match writer.way {
             Way::InPlace(_) => writer.commit_in_place(),
             Way::Lockstep(_) => writer.commit_lockstep(),
             Way::Staged(_) => writer.commit_staged(),
-        };
-        // What did not end the open step (an error before it counted) is undone by the drop.
-        self.done = writer.open.is_none();
-        result
+        }
     }
 
     fn check_lane(&self, lane: usize) {
@@ -504,30 +509,20 @@ impl Writer {
     /// Where leaf `index` of the open step lies: lane 0's address, and the bytes from lane to lane.
     #[inline]
     pub(super) fn place(&self, index: usize) -> (*mut u8, usize) {
-        let open =
-            self.open.expect("a StepMut exists only while a step is open: `begin` opens it, its end consumes both");
-        match open.target.slot() {
-            Some(slot) => {
-                let place = &self.in_slot[index];
-                (self.gate.slots.slot(slot).wrapping_add(place.at(open.row, open.step)), place.row_stride)
-            }
-            None => {
-                let place = &self.buffer.places[index];
-                (self.buffer.base().wrapping_add(place.at(open.row, open.step)), place.row_stride)
-            }
-        }
+        let open = &self.open;
+        debug_assert_ne!(open.target, Target::Nowhere, "a StepMut exists only while a step is open");
+        let (base, place) = match open.target {
+            Target::Rows | Target::Lockstep => (self.gate.slots.slot(open.claim.slot), &self.in_slot[index]),
+            Target::Buffer | Target::Nowhere => (self.buffer.base(), &self.buffer.places[index]),
+        };
+        (base.wrapping_add(place.at(open.row, open.step)), place.row_stride)
     }
 
-    fn view_shape(&self, index: usize, stride: usize, element: usize) -> ndarray::StrideShape<IxDyn> {
-        let shape = &self.gate.layout.leaves[index].shape;
-        let (mut dims, mut strides) = (IxDyn::zeros(shape.len() + 1), IxDyn::zeros(shape.len() + 1));
-        (dims[0], strides[0]) = (self.lanes.len(), stride / element);
-        let mut step = 1;
-        for (axis, &dim) in shape.iter().enumerate().rev() {
-            (dims[axis + 1], strides[axis + 1]) = (dim, step);
-            step *= dim;
-        }
-        dims.strides(strides)
+    #[inline]
+    fn view_shape(&self, index: usize) -> StrideShape<IxDyn> {
+        let shape = &self.shapes[index];
+        let strides = if self.open.target == Target::Buffer { &shape.in_buffer } else { &shape.in_slot };
+        shape.dims.clone().strides(strides.clone())
     }
 
     fn put_some<T: Element>(&mut self, index: usize, lane: usize, values: &[T]) -> Result<(), PutError> {
@@ -572,36 +567,38 @@ impl Writer {
     }
 
     /// Counts the committed step in every lane's episode. The open step's values must still be in place.
+    #[inline]
     pub(super) fn account(&mut self, version: u64) {
         let lanes = self.lanes.len();
-        let reward = self.lanes.reward.map(|(leaf, read)| (self.place(leaf), read));
-        for lane in 0..lanes {
-            let flags = self.lanes.flags(lane);
-            let state = self.lanes.state(lane);
-            state.steps += 1;
-            if flags.masked && state.episode_steps == 0 {
-                continue; // a reset step in front of an episode is no part of it
-            }
-            state.episode_steps += 1;
-            if let Some(((at, stride), read)) = reward {
+        if let Some((leaf, read)) = self.lanes.reward {
+            let (at, stride) = self.place(leaf);
+            for lane in 0..lanes {
                 // SAFETY: the reward's place in the open step, written in this step.
-                state.ret += unsafe { read(at.wrapping_add(lane * stride).cast_const()) };
+                self.lanes.state(lane).ret += unsafe { read(at.wrapping_add(lane * stride).cast_const()) };
             }
-            if let Some(end) = flags.end {
-                let (length, ret) = (state.episode_steps, state.ret);
-                self.lanes.begin_episode(lane);
-                let episode = Episode { lane: self.seat.lanes.start + lane, length, ret, end, version };
-                self.gate.finished(episode);
-            }
+        }
+        if self.lanes.any_marks() {
+            self.account_marks(version);
         }
         self.tick += 1;
         self.counters.step(lanes as u64);
-        self.lanes.clear_marks();
-        self.open = None;
+        self.open.target = Target::Nowhere;
     }
 
-    /// The open step's target. Only asked while there is one.
-    pub(super) fn target(&self) -> Target {
-        self.open.map_or(Target::Buffer, |open| open.target)
+    /// Ends episodes, and leaves steps that come before one out of it.
+    #[cold]
+    fn account_marks(&mut self, version: u64) {
+        for lane in 0..self.lanes.len() {
+            let (flags, tick) = (self.lanes.flags(lane, self.tick), self.tick);
+            let state = self.lanes.get(lane);
+            if flags.masked && state.episode_start == tick {
+                self.lanes.begin_episode(lane, tick + 1); // a reset step in front of an episode is no part of it
+            } else if let Some(end) = flags.end {
+                let (lane_id, length) = (self.seat.lanes.start + lane, tick + 1 - state.episode_start);
+                self.gate.finished(Episode { lane: lane_id, length, ret: state.ret, end, version });
+                self.lanes.begin_episode(lane, tick + 1);
+            }
+        }
+        self.lanes.clear_marks();
     }
 }

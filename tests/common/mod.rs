@@ -77,8 +77,9 @@ pub fn is_child(test: &str) -> bool {
 /// `if !is_child("name") { alone("name", |_| {}); return; }`, or hands facts over by variables of its own.
 pub fn alone(test: &str, prepare: impl FnOnce(&mut Command)) -> Output {
     let output = alone_output(test, prepare);
+    let passed = String::from_utf8_lossy(&output.stdout).contains("1 passed");
     assert!(
-        output.status.success(),
+        output.status.success() && passed,
         "{test} in a process of its own: {}\n--- stdout\n{}\n--- stderr\n{}",
         output.status,
         String::from_utf8_lossy(&output.stdout),

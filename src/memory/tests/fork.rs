@@ -48,7 +48,7 @@ alone! {
 
         let inherited = &ring;
         let went_well = in_child(move || {
-            assert!(in_forked_child() && inherited.is_inherited());
+            assert!(in_forked_child() && inherited.stamp().is_inherited());
             assert_eq!([read(0), read(1)], [0, 0]);
             // SAFETY: this process ends without returning from here, so the ring is dropped once in it.
             drop(unsafe { std::ptr::read(inherited) });
@@ -57,11 +57,11 @@ alone! {
 
             // A ring of the child's own is at home there, and its parent's still is not.
             let own = Ring::unpinned_under(&conditions(MIB), &plan(4096, 2), &PinWatch::new(None)).unwrap();
-            assert!(!in_forked_child() && !own.is_inherited());
+            assert!(!in_forked_child() && !own.stamp().is_inherited());
         });
         assert!(went_well);
 
-        assert!(!in_forked_child() && !ring.is_inherited());
+        assert!(!in_forked_child() && !ring.stamp().is_inherited());
         assert_eq!([read(0), read(1)], [7, 7]);
         assert_eq!(fake::with(|state| state.live.len()), 2);
         drop(ring);
@@ -76,8 +76,8 @@ alone! {
         let ring = pin(1, 1).unwrap();
         let went_well = in_child(|| {
             let own = Ring::unpinned_under(&conditions(MIB), &plan(4096, 1), &PinWatch::new(None)).unwrap();
-            assert!(!own.is_inherited() && ring.is_inherited());
-            assert!(in_child(|| assert!(in_forked_child() && own.is_inherited() && ring.is_inherited())));
+            assert!(!own.stamp().is_inherited() && ring.stamp().is_inherited());
+            assert!(in_child(|| assert!(in_forked_child() && own.stamp().is_inherited() && ring.stamp().is_inherited())));
         });
         assert!(went_well);
     }
