@@ -77,7 +77,7 @@ impl fmt::Debug for Writer {
         f.debug_struct("Writer")
             .field("lanes", &self.seat.lanes)
             .field("steps", &self.tick)
-            .field("open", &self.open.is_some())
+            .field("open", &(self.open.target != Target::Nowhere))
             .field("way", &way)
             .finish_non_exhaustive()
     }
