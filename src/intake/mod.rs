@@ -30,6 +30,7 @@ use crate::slots::Slots;
 use crate::sync::{Padded, Patience, Spin, lock};
 use crate::weights::Versions;
 use crossbeam_channel as channel;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -82,12 +83,17 @@ pub(crate) enum NoRoom {
 }
 
 /// The unique right to a sealed slot. Its drop is the only way a slot comes home (invariant 2).
-#[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) slot: u32,
     home: Arc<IntakeGate>,
     /// Keeps the mapping (invariant 7). Dropped after the slot came home: fields drop in order of declaration.
     _ring: Arc<Ring>,
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lease({})", self.slot)
+    }
 }
 
 impl Lease {
@@ -124,7 +130,6 @@ pub(crate) struct Left {
 }
 
 /// See the module's text.
-#[derive(Debug)]
 pub(crate) struct IntakeGate {
     pub(crate) layout: Arc<Layout>,
     pub(crate) slots: Slots,
@@ -181,6 +186,17 @@ pub(crate) struct IntakeConfig {
     pub(crate) max_lanes: Option<usize>,
     pub(crate) lockstep: Option<usize>,
     pub(crate) episodes: channel::Sender<crate::episodes::Episode>,
+}
+
+impl fmt::Debug for IntakeGate {
+    /// A line, without locks: every handle of a feed holds the gate, and the gate holds sealed batches that hold it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IntakeGate")
+            .field("rows", &self.layout.rows)
+            .field("buffers", &self.buffers)
+            .field("lockstep", &self.lockstep)
+            .finish_non_exhaustive()
+    }
 }
 
 impl IntakeGate {
