@@ -113,7 +113,10 @@ fn lanes_that_a_writer_does_not_have() {
     assert!(panic_text(|| writer.seed(2)).contains("lane 2 of a writer of 2 lanes"));
     assert!(panic_text(|| writer.abandon(2)).contains("lane 2 of a writer of 2 lanes"));
     let mut step = writer.step().unwrap();
-    assert!(panic_text(|| drop(step.end(2, End::Truncated))).contains("lane 2 of a writer of 2 lanes"));
+    assert!(
+        panic_text(|| step.end(2, End::Truncated).put(setup.bytes, &[]).is_ok())
+            .contains("lane 2 of a writer of 2 lanes")
+    );
     assert!(panic_text(|| step.mask_out(2)).contains("lane 2 of a writer of 2 lanes"));
     let error = step.put_lane(setup.bytes, 2, &[0, 0]).unwrap_err();
     assert_eq!(error, PutError::Lane { lane: 2, lanes: 2 });

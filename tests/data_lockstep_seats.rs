@@ -51,7 +51,7 @@ fn what_lockstep_cannot_do_is_refused_at_the_start() {
         step.observation::<u8>("obs", &[]);
         Sample::unroll(step, 2)
     };
-    let error = |builder: FeedBuilder| builder.start().err().expect("refused").to_string();
+    let error = |builder: FeedBuilder| builder.start().expect_err("refused").to_string();
     for when_full in [WhenFull::Fail, WhenFull::DropNewest, WhenFull::Timeout(Duration::from_millis(1))] {
         let text = error(Feed::builder(sample()).batch(2).lockstep(2).when_full(when_full));
         assert!(text.contains("must wait when the ring is full"), "{text}");

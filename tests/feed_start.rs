@@ -171,6 +171,7 @@ alone! {
             None
         });
         until("it was refused", || errors.lock().unwrap().len() == 1);
+        until("it has taken itself back", || life::rings().is_empty() && fake.live_registrations().is_empty());
         assert_nothing_is_left_with(&fake);
         let dropped = Arc::new(OnceLock::new());
         let set = dropped.clone();
@@ -180,6 +181,7 @@ alone! {
             None
         });
         until("it was dropped", || dropped.get().is_some());
+        until("it has taken itself back", || life::rings().is_empty() && fake.live_registrations().is_empty());
         assert_nothing_is_left_with(&fake);
 
         // Another feed's start.

@@ -48,7 +48,8 @@ impl Feeder {
         let fed = self.feed();
         let reason = self.desk.check_open().err().unwrap_or(Closed::Stopped);
         // Batches that were handed over and not taken: their buffers live until the copies into them are over.
-        let untaken = self.desk.ready.close(reason);
+        let (untaken, wakes) = self.desk.ready.close(reason);
+        self.desk.ready.wake(wakes);
         let rows: u64 = untaken.iter().map(|ready| ready.rows as u64).sum();
         self.desk.gate.count_untaken(rows);
         if fed.is_ok() {

@@ -30,6 +30,7 @@ use crate::slots::Slots;
 use crate::sync::{Padded, Patience, Spin, lock};
 use crate::weights::Versions;
 use crossbeam_channel as channel;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::task::Waker;
@@ -83,12 +84,17 @@ pub(crate) enum NoRoom {
 }
 
 /// The unique right to a sealed slot. Its drop is the only way a slot comes home (invariant 2).
-#[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) slot: u32,
     home: Arc<IntakeGate>,
     /// Keeps the mapping (invariant 7). Dropped after the slot came home: fields drop in order of declaration.
     _ring: Arc<Ring>,
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lease({})", self.slot)
+    }
 }
 
 impl Lease {
@@ -133,7 +139,6 @@ pub(crate) struct Left {
 }
 
 /// See the module's text.
-#[derive(Debug)]
 pub(crate) struct IntakeGate {
     pub(crate) layout: Arc<Layout>,
     pub(crate) slots: Slots,
@@ -198,6 +203,17 @@ pub(crate) struct IntakeConfig {
     pub(crate) max_lanes: Option<usize>,
     pub(crate) lockstep: Option<usize>,
     pub(crate) episodes: channel::Sender<crate::episodes::Episode>,
+}
+
+impl fmt::Debug for IntakeGate {
+    /// A line, without locks: every handle of a feed holds the gate, and the gate holds sealed batches that hold it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IntakeGate")
+            .field("rows", &self.layout.rows)
+            .field("buffers", &self.buffers)
+            .field("lockstep", &self.lockstep)
+            .finish_non_exhaustive()
+    }
 }
 
 impl IntakeGate {
@@ -296,14 +312,17 @@ impl IntakeGate {
         if reason != Closed::LearnerGone {
             self.over.store(true, Ordering::Release); // SYNC: pairs with the Acquire in `is_over`
         }
-        let ring = self.shut(reason.clone());
-        let untaken = self.batches.close(reason);
+        let mut state = lock(&self.state);
+        let ring = self.shut(&mut state, reason.clone());
+        let (untaken, wakes) = self.batches.close(reason);
         let rows: u64 = untaken.iter().map(|sealed| sealed.rows as u64).sum();
         self.counters.dropped_rows.fetch_add(rows, Ordering::Relaxed);
-        lock(&self.state).left.untaken_rows += rows;
+        state.left.untaken_rows += rows;
+        self.announce_close(state);
         drop(untaken); // leases come home
         drop(ring);
         self.wake_watchers();
+        self.batches.wake(wakes); // last: a waker may panic, or never return
     }
 
     /// Counts a slot that is never used again.
@@ -381,18 +400,15 @@ impl IntakeGate {
     }
 
     /// Shuts the writers' side and returns the ring if no claim needs it any more, to be dropped without the lock.
-    fn shut(&self, reason: Closed) -> Option<Arc<Ring>> {
-        let mut state = lock(&self.state);
+    fn shut(&self, state: &mut State, reason: Closed) -> Option<Arc<Ring>> {
         if state.closed.is_none() {
             state.closed = Some(reason);
-            let partial = self.abandon_open_slots(&mut state);
+            let partial = self.abandon_open_slots(state);
             state.left.partial_rows += partial;
             self.counters.dropped_rows.fetch_add(partial, Ordering::Relaxed);
         }
-        self.abandon_ending(&mut state);
-        let ring = if state.claims == 0 { state.ring.take() } else { None };
-        self.announce_close(state);
-        ring
+        self.abandon_ending(state);
+        if state.claims == 0 { state.ring.take() } else { None }
     }
 
     /// Tells every waiting writer that `state.closed` has a reason.

@@ -242,18 +242,21 @@ impl Writer {
             self.zero_final(lane);
             self.lanes.finals[lane] = true;
         }
-        let place = &self.buffer.places[index];
-        let to = self.buffer.base().wrapping_add(place.at(lane, self.steps() + 1));
+        let (to, bytes) = (self.final_place(index, lane), self.buffer.places[index].bytes);
         // SAFETY: the final observations' place in this writer's own buffer; `values` has the leaf's length.
-        unsafe { copy_lanes((values.as_ptr().cast(), place.bytes), (to, place.bytes), place.bytes, 1) };
+        unsafe { copy_lanes((values.as_ptr().cast(), bytes), (to, bytes), bytes, 1) };
+    }
+
+    /// Where a lane's final observation lies.
+    pub(super) fn final_place(&self, index: usize, lane: usize) -> *mut u8 {
+        self.buffer.base().wrapping_add(self.buffer.places[index].at(lane, self.steps() + 1))
     }
 
     /// Zeroes the final observations of a lane.
     fn zero_final(&self, lane: usize) {
-        for place in &self.buffer.places {
-            let to = self.buffer.base().wrapping_add(place.at(lane, self.steps() + 1));
+        for (index, place) in self.buffer.places.iter().enumerate() {
             // SAFETY: the final observations' place in this writer's own buffer.
-            unsafe { zero_lanes((to, place.bytes), place.bytes, 1) };
+            unsafe { zero_lanes((self.final_place(index, lane), 0), place.bytes, 1) };
         }
     }
 }

@@ -4,7 +4,7 @@ use super::{Target, Way, Writer};
 use crate::element::{DType, Element};
 use crate::episodes::{End, Episode};
 use crate::error::{Closed, Error, ErrorKind};
-use crate::schema::Leaf;
+use crate::schema::{Leaf, LeafInfo};
 use crate::slots::{copy_lanes, zero_lanes};
 use crate::weights::Weights;
 use ndarray::{
@@ -89,6 +89,18 @@ pub enum PolicyError {
     Observation {
         /// The first observation leaf that was not written.
         leaf: String,
+    },
+    /// An observation that rejects them holds NaN or an infinity. It was not handed in; write it again.
+    #[error("leaf `{leaf}` of lane {lane} holds {value} at index {index}, and it rejects non-finite values")]
+    NonFinite {
+        /// The leaf.
+        leaf: String,
+        /// The lane, counted within the writer.
+        lane: usize,
+        /// The flat index within the lane's value.
+        index: usize,
+        /// The value, as text.
+        value: String,
     },
     /// The exact version that lockstep calls for is no longer kept.
     #[error(
@@ -365,6 +377,10 @@ impl StepMut<'_> {
             if let Some((_, leaf)) = observations.into_iter().find(|(i, _)| writer.written.missing_lane(*i).is_some()) {
                 return Err(PolicyError::Observation { leaf: leaf.name.clone() });
             }
+            // Handed in it is part of an unroll, whatever becomes of the step.
+            if let Some((leaf, lane, index, value)) = writer.find_rejected(|leaf| leaf.observation) {
+                return Err(PolicyError::NonFinite { leaf, lane, index, value });
+            }
         }
         let (version, policy) = match writer.way {
             Way::InPlace(_) => writer.policy_in_place(weights)?,
@@ -413,8 +429,10 @@ impl StepMut<'_> {
         if let Some((leaf, lane)) = writer.written.missing() {
             return Err(CommitError::Unwritten { leaf: writer.leaf_name(leaf).to_owned(), lane });
         }
-        if !writer.lanes.reject.is_empty() {
-            writer.check_finite()?;
+        if !writer.lanes.reject.is_empty()
+            && let Some((leaf, lane, index, value)) = writer.find_rejected(|_| true)
+        {
+            return Err(CommitError::NonFinite { leaf, lane, index, value });
         }
         if writer.gate.lag.is_some() && writer.version.is_none() {
             return Err(CommitError::PolicyNotAsked);
@@ -542,16 +560,22 @@ impl Writer {
         Ok(())
     }
 
-    fn check_finite(&self) -> Result<(), CommitError> {
+    /// The first value of the open step, final observations included, that its leaf rejects: leaf, lane, index, text.
+    /// Counted.
+    fn find_rejected(&self, wanted: impl Fn(&LeafInfo) -> bool) -> Option<(String, usize, usize, String)> {
         for &(index, find) in &self.lanes.reject {
             let leaf = &self.gate.layout.leaves[index];
+            if !wanted(leaf) {
+                continue;
+            }
             let (at, stride) = self.place(index);
             for lane in 0..self.lanes.len() {
-                let value = at.wrapping_add(lane * stride).cast_const();
-                // SAFETY: the leaf's place, of its type and number of elements, written in this step.
-                if let Some(found) = unsafe { find(value, leaf.elements()) } {
+                let last = (leaf.observation && self.lanes.finals[lane]).then(|| self.final_place(index, lane));
+                for value in std::iter::once(at.wrapping_add(lane * stride)).chain(last) {
+                    // SAFETY: the leaf's place, of its type and number of elements, written in this step.
+                    let Some(found) = (unsafe { find(value, leaf.elements()) }) else { continue };
                     self.counters.reject(1);
-                    let value = value.wrapping_add(found * leaf.dtype.size());
+                    let value = value.wrapping_add(found * leaf.dtype.size()).cast_const();
                     let text = match leaf.dtype {
                         // SAFETY: as above.
                         DType::F64 => format!("{}", unsafe { value.cast::<f64>().read() }),
@@ -559,11 +583,11 @@ impl Writer {
                         DType::F32 => format!("{}", unsafe { value.cast::<f32>().read() }),
                         _ => "NaN or an infinity".to_owned(),
                     };
-                    return Err(CommitError::NonFinite { leaf: leaf.name.clone(), lane, index: found, value: text });
+                    return Some((leaf.name.clone(), lane, found, text));
                 }
             }
         }
-        Ok(())
+        None
     }
 
     /// Counts the committed step in every lane's episode. The open step's values must still be in place.
