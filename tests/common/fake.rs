@@ -300,8 +300,8 @@ impl Fake {
     }
 
     /// An error that stays, as 700 does: from the `nth` call of any function on (1 = the next) every call answers
-    /// `code` but those that need no context (push, pop, versions, …), and nothing that is queued runs any more. A
-    /// device reset ends it.
+    /// `code` but those that need no context (push, pop, versions, …), and nothing that is queued runs any more. No
+    /// reset ends it, as on a real GPU; [`clear_faults`](Self::clear_faults) does.
     pub fn poison(&self, nth: u64, code: i32) {
         let f: extern "C" fn(u64, i32) = self.get("fake_poison");
         f(nth, code)

@@ -68,6 +68,15 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(device: i32) -> i32 {
 }
 
 #[no_mangle]
+pub unsafe extern "C" fn cuDevicePrimaryCtxReset_v2(device: i32) -> i32 {
+    call(c"cuDevicePrimaryCtxReset_v2", args![device], |s| {
+        s.device(device)?;
+        s.destroy_context(device);
+        Ok(())
+    })
+}
+
+#[no_mangle]
 pub unsafe extern "C" fn cuCtxGetCurrent(out: *mut usize) -> i32 {
     call(c"cuCtxGetCurrent", args![out], |_| write(out, contexts::current().unwrap_or(0)))
 }

@@ -51,7 +51,6 @@ pub unsafe extern "C" fn cudaDeviceSynchronize() -> i32 {
 #[no_mangle]
 pub unsafe extern "C" fn cudaDeviceReset() -> i32 {
     call(c"cudaDeviceReset", args![], |s| {
-        s.poison = None;
         let device = contexts::selected();
         s.device(device)?;
         s.destroy_context(device);
