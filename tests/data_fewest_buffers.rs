@@ -53,7 +53,7 @@ fn run(
         let batch = batch.unwrap();
         let first: Vec<u64> = batch.first_steps().collect();
         for (row, lane) in batch.lanes().enumerate() {
-            assert!(rows.entry(lane).or_insert_with(HashSet::new).insert(first[row]), "delivered twice");
+            assert!(rows.entry(lane).or_default().insert(first[row]), "delivered twice");
             for t in 0..=STEPS {
                 let value = (lane as u64) << 32 | (first[row] + t as u64);
                 assert_eq!(batch.slice(obs_column)[(row * (STEPS + 1) + t) * 3..][..3], [value; 3]);

@@ -90,9 +90,8 @@ fn run(threads: usize, lag: u64, time_major: bool, seed: u64) -> (u64, u64) {
     }
     // The last commit of a writer may come after another one has left: the source is at its end then.
     for actor in actors {
-        match actor.join().unwrap() {
-            Err(error) => assert_eq!(error.kind(), ErrorKind::Ended, "{error}"),
-            Ok(()) => {}
+        if let Err(error) = actor.join().unwrap() {
+            assert_eq!(error.kind(), ErrorKind::Ended, "{error}");
         }
     }
     assert_eq!(batches, BATCHES);
