@@ -121,6 +121,15 @@ impl Device {
         self.0.context == other.0.context && self.0.table.cuInit as usize == other.0.table.cuInit as usize
     }
 
+    /// Makes this device's context the current one of the calling thread, a thread of ours, for good: what a runtime then
+    /// does there, it does on this device, and makes no context on another.
+    #[doc(alias = "cuCtxPushCurrent")]
+    pub(crate) fn select(&self) -> Result<(), CudaError> {
+        // SAFETY: the context was retained by `from_table`; the caller keeps this `Device` while its thread calls CUDA.
+        let answer = unsafe { (self.0.table.cuCtxPushCurrent_v2)(self.0.context) };
+        self.0.table.check("cuCtxPushCurrent", answer)
+    }
+
     /// Puts the calling thread into relaxed capture mode: the first call of a thread of ours, since while a learner
     /// captures a graph in global mode a query or allocation of another thread would spoil its capture.
     #[doc(alias = "cuThreadExchangeStreamCaptureMode")]
@@ -364,7 +373,7 @@ impl Context {
             return;
         }
         if let Err(error) = self.table.check(operation, answer) {
-            tracing::warn!(ordinal = self.ordinal, %error, "a handle of the device could not be given back");
+            tracing::warn!(ordinal = self.ordinal, %error, "a call failed where no error can be returned");
         }
     }
 }
