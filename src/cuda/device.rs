@@ -373,7 +373,7 @@ impl Context {
             return;
         }
         if let Err(error) = self.table.check(operation, answer) {
-            tracing::warn!(ordinal = self.ordinal, %error, "a handle of the device could not be given back");
+            tracing::warn!(ordinal = self.ordinal, %error, "a call failed where no error can be returned");
         }
     }
 }

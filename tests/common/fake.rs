@@ -572,6 +572,13 @@ impl Fake {
         }
     }
 
+    /// Undoes that.
+    pub fn foreign_unregister(&self, start: *mut u8) -> i32 {
+        let f: unsafe extern "C" fn(*mut u8) -> i32 = self.get("cudaHostUnregister");
+        // SAFETY: the fake looks the address up.
+        unsafe { f(start) }
+    }
+
     /// `cudaDeviceReset`, as some other owner in the process would call it.
     pub fn device_reset(&self) {
         let f: unsafe extern "C" fn() -> i32 = self.get("cudaDeviceReset");

@@ -255,8 +255,8 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: usize, graph: *mut usize) ->
         s.in_context()?;
         let ended = s.end_capture(stream);
         let made = if ended.is_ok() { s.handle() } else { 0 };
-        write(graph, made)?;
-        ended
+        let written = write(graph, made);
+        ended.and(written)
     })
 }
 

@@ -212,8 +212,8 @@ pub unsafe extern "C" fn cudaStreamEndCapture(stream: usize, graph: *mut usize) 
         s.in_runtime()?;
         let ended = s.end_capture(stream);
         let made = if ended.is_ok() { s.handle() } else { 0 };
-        write(graph, made)?;
-        ended
+        let written = write(graph, made);
+        ended.and(written)
     })
 }
 

@@ -94,7 +94,7 @@ fn on_a_real_gpu() {
 fn there_and_back(device: &Device) {
     // On a thread of its own: a runtime makes a context current on the thread that initialises it.
     let cuda = std::thread::spawn(|| Cuda::find(&CudaSearch::new()).unwrap()).join().unwrap();
-    let mut host: Vec<u8> = (0..2 * BYTES).map(|i| (i * 31 >> 3) as u8).collect();
+    let mut host: Vec<u8> = (0..2 * BYTES).map(|i| ((i * 31) >> 3) as u8).collect();
     locked(&cuda, &mut host, true);
     let start = NonNull::new(host.as_mut_ptr()).unwrap();
     let (streams, events) =

@@ -67,12 +67,12 @@ struct World<'a> {
     lines: Vec<String>,
 }
 
-/// Whose call it is that is made while a stream captures.
+/// Which thread makes a call while a stream captures: the one that captures, another as it began, another in relaxed mode.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Caller {
-    SameThread,
-    OtherThread,
-    RelaxedThread,
+    Capturing,
+    Other,
+    Relaxed,
 }
 
 /// One call made during a capture, with what comes before and after it, outside of the capture.
@@ -140,7 +140,7 @@ impl World<'_> {
         let begun = self.raw.call("cuStreamBeginCapture_v2", &[stream, mode]);
         assert_eq!(begun, 0, "{}: the capture begins", act.name);
         let code = match caller {
-            Caller::SameThread => (act.act)(self, given),
+            Caller::Capturing => (act.act)(self, given),
             other => std::thread::scope(|s| {
                 let world = &*self;
                 s.spawn(move || world.elsewhere(other, || (act.act)(world, given))).join().unwrap()
@@ -154,7 +154,7 @@ impl World<'_> {
 
     fn elsewhere<R>(&self, caller: Caller, call: impl FnOnce() -> R) -> R {
         assert_eq!(self.raw.call("cuCtxPushCurrent_v2", &[self.context]), 0);
-        if caller == Caller::RelaxedThread {
+        if caller == Caller::Relaxed {
             let mut mode = 2_u32;
             let code = self.raw.call("cuThreadExchangeStreamCaptureMode", &[(&raw mut mode).expose_provenance()]);
             assert_eq!((code, mode), (0, 0), "every thread begins in global mode");
@@ -330,7 +330,7 @@ const INSIDE: [Act; 14] = [
         before: |w| w.raw.made("cuEventCreate", &[3]).unwrap(),
         act: |w, event| match w.raw.call("cuEventRecord", &[event, w.capturing]) {
             0 => std::thread::scope(|s| {
-                let query = || w.elsewhere(Caller::RelaxedThread, || w.raw.call("cuEventQuery", &[event]));
+                let query = || w.elsewhere(Caller::Relaxed, || w.raw.call("cuEventQuery", &[event]));
                 s.spawn(query).join().unwrap()
             }),
             code => code,
@@ -342,7 +342,7 @@ const INSIDE: [Act; 14] = [
         before: |w| w.raw.made("cuEventCreate", &[3]).unwrap(),
         act: |w, event| match w.raw.call("cuEventRecord", &[event, w.capturing]) {
             0 => std::thread::scope(|s| {
-                let wait = || w.elsewhere(Caller::RelaxedThread, || w.raw.call("cuEventSynchronize", &[event]));
+                let wait = || w.elsewhere(Caller::Relaxed, || w.raw.call("cuEventSynchronize", &[event]));
                 s.spawn(wait).join().unwrap()
             }),
             code => code,
@@ -360,7 +360,7 @@ const INSIDE: [Act; 14] = [
         before: nothing,
         act: |w, _| {
             std::thread::scope(|s| {
-                let wait = || w.elsewhere(Caller::RelaxedThread, || w.raw.call("cuStreamSynchronize", &[w.capturing]));
+                let wait = || w.elsewhere(Caller::Relaxed, || w.raw.call("cuStreamSynchronize", &[w.capturing]));
                 s.spawn(wait).join().unwrap()
             })
         },
@@ -402,7 +402,7 @@ const INSIDE: [Act; 14] = [
         act: |w, _| {
             w.raw.call("cuStreamWaitEvent", &[w.capturing, w.recorded, 0]);
             std::thread::scope(|s| {
-                let query = || w.elsewhere(Caller::OtherThread, || w.raw.call("cuEventQuery", &[w.recorded]));
+                let query = || w.elsewhere(Caller::Other, || w.raw.call("cuEventQuery", &[w.recorded]));
                 s.spawn(query).join().unwrap()
             })
         },
@@ -509,10 +509,9 @@ pub(super) fn answers(raw: &Raw) -> Vec<String> {
     w.fill();
     memory_and_events(&mut w);
     let ends = |w: &World<'_>| assert_eq!(raw.call("cuStreamSynchronize", &[w.other]), 0);
-    for (mode, callers) in [
-        (GLOBAL, &[Caller::OtherThread, Caller::RelaxedThread, Caller::SameThread][..]),
-        (THREAD_LOCAL, &[Caller::OtherThread]),
-    ] {
+    for (mode, callers) in
+        [(GLOBAL, &[Caller::Other, Caller::Relaxed, Caller::Capturing][..]), (THREAD_LOCAL, &[Caller::Other])]
+    {
         for caller in callers {
             for act in &ACTS {
                 w.during(w.capturing, mode, *caller, act);
@@ -521,13 +520,13 @@ pub(super) fn answers(raw: &Raw) -> Vec<String> {
         }
     }
     for act in &INSIDE {
-        w.during(w.capturing, GLOBAL, Caller::SameThread, act);
+        w.during(w.capturing, GLOBAL, Caller::Capturing, act);
         ends(&w);
     }
     after_the_end(&mut w);
     for act in &LEGACY {
-        w.during(w.blocking, GLOBAL, Caller::SameThread, act);
-        w.during(w.capturing, GLOBAL, Caller::SameThread, &Act { name: "the same beside it", ..copy(act) });
+        w.during(w.blocking, GLOBAL, Caller::Capturing, act);
+        w.during(w.capturing, GLOBAL, Caller::Capturing, &Act { name: "the same beside it", ..copy(act) });
         assert_eq!(raw.call("cuStreamSynchronize", &[0]), 0);
     }
     devices(&mut w);
