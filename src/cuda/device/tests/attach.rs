@@ -74,14 +74,6 @@ fn each_call_may_fail_and_leaves_nothing_retained() {
 }
 
 #[test]
-fn a_capture_mode_that_cannot_be_changed_is_no_reason_to_fail() {
-    let (fake, search) = fake("attach-mode", 1);
-    fake.inject("cuThreadExchangeStreamCaptureMode", 0, 1);
-    drop(Device::attach(&search, 0).unwrap());
-    assert_nothing_is_left(&fake);
-}
-
-#[test]
 fn a_driver_that_is_not_there_or_lacks_a_function_is_named() {
     let dir = scratch("driver-missing");
     let nowhere = dir.join("libcuda.so.1");

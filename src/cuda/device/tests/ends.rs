@@ -103,6 +103,15 @@ fn a_context_that_cannot_be_entered_at_the_end_is_a_warning_too() {
 }
 
 #[test]
+fn a_capture_mode_that_cannot_be_changed_is_no_reason_to_leave_anything() {
+    let (fake, device) = attached("end-mode");
+    let handles = handles(&device);
+    fake.inject("cuThreadExchangeStreamCaptureMode", 0, 1);
+    assert_eq!(warnings(|| drop((handles, device))), [""; 0]);
+    assert_nothing_is_left(&fake);
+}
+
+#[test]
 fn an_error_that_stays_fails_every_call_and_lets_everything_end() {
     let (fake, device) = attached("poison");
     let (stream, event, memory) = handles(&device);

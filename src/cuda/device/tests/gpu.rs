@@ -19,6 +19,10 @@ fn here(test: &str) -> bool {
         println!("skipped: this host has no GPU's driver");
         return false;
     }
+    if driver().call("cuInit", &[0]) == 100 {
+        println!("skipped: no device is visible to this process");
+        return false;
+    }
     let test = format!("cuda::device::tests::gpu::{test}");
     if is_child(&test) {
         return true;
@@ -158,12 +162,18 @@ fn captures(device: &Device, raw: &Raw) {
     unsafe { device.record(&event, stream.raw()).unwrap() };
     device.synchronize_event(&event).unwrap();
     assert!(device.query(&event).unwrap());
-    // On a thread in global mode, as a user's is.
-    std::thread::spawn(move || drop((stream, event, memory))).join().unwrap();
+    // On a thread in global mode, as a user's is. Where there is a second device, its context is made now.
+    let mine = move || {
+        drop((stream, event, memory));
+        drop(Device::attach(&CudaSearch::new(), 1));
+    };
+    std::thread::spawn(mine).join().unwrap();
     let mut graph = 0_usize;
     let place = (&raw mut graph).expose_provenance();
     assert_eq!(raw.call("cuStreamEndCapture", &[beside, place]), 0, "the capture is intact");
     assert_eq!(raw.call("cuGraphDestroy", &[graph]), 0);
+
+    assert!([(0, 0), (101, 0)].contains(&a_context_is_made_beside_a_capture(raw, beside)), "attaching needs no mode");
 
     assert_eq!(raw.call("cuStreamBeginCapture_v2", &[ordered, 0]), 0);
     assert!(capturing(ordered) && capturing(0) && capturing(1), "the legacy stream would be drawn in");
@@ -175,6 +185,20 @@ fn captures(device: &Device, raw: &Raw) {
     }
     assert_eq!(raw.call("cuCtxPopCurrent_v2", &[place]), 0);
     assert_eq!(raw.call("cuDevicePrimaryCtxRelease_v2", &[0]), 0);
+}
+
+/// A context is made while a stream captures, by a thread that is not relaxed: the code, and that of the capture's end.
+fn a_context_is_made_beside_a_capture(raw: &Raw, stream: usize) -> (i32, i32) {
+    let mut graph = 0_usize;
+    let place = (&raw mut graph).expose_provenance();
+    assert_eq!(raw.call("cuStreamBeginCapture_v2", &[stream, 0]), 0);
+    let retained = std::thread::scope(|s| s.spawn(|| raw.made("cuDevicePrimaryCtxRetain", &[1])).join().unwrap());
+    let end = raw.call("cuStreamEndCapture", &[stream, place]);
+    if retained.is_ok() {
+        raw.call("cuDevicePrimaryCtxRelease_v2", &[1]);
+    }
+    raw.call("cuGraphDestroy", &[graph]);
+    (retained.err().unwrap_or(0), end)
 }
 
 /// A thread that works with one device and calls another keeps its own.
