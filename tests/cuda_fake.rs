@@ -136,11 +136,13 @@ fn a_copy_from_registered_memory_reads_its_source_when_the_stream_runs() {
     assert_eq!(rt.call("cudaEventQuery", [event, 0, 0, 0, 0]), 0, "never recorded: complete");
 
     let mut host = vec![1_u8; 64];
-    let mut device = vec![0_u8; 64];
     let src = host.as_mut_ptr().expose_provenance();
-    let dst = device.as_mut_ptr().expose_provenance();
+    let dst = fake.user_memory(64) as usize;
+    let device = || fake.device_bytes(dst as u64, 64);
     assert_eq!(rt.call("cudaMemcpyAsync", [dst, src, 64, 1, stream]), 0);
-    assert_eq!(device, [1; 64], "a pageable source moves at once");
+    host.fill(9);
+    assert_eq!(fake.run(stream), 1);
+    assert_eq!(device(), [1; 64], "the bytes of a pageable source were taken at the call");
 
     assert_eq!(rt.register(src, 64), 0);
     assert_eq!(rt.call("cudaMemcpyAsync", [dst, src, 65, 1, stream]), 1, "half outside the registration");
@@ -148,12 +150,12 @@ fn a_copy_from_registered_memory_reads_its_source_when_the_stream_runs() {
     assert_eq!(rt.call("cudaMemcpyAsync", [dst, src, 64, 1, stream]), 0);
     assert_eq!(rt.call("cudaEventRecord", [event, stream, 0, 0, 0]), 0);
     host.fill(3);
-    assert_eq!(device, [1; 64]);
+    assert_eq!(device(), [1; 64]);
     assert_eq!(rt.call("cudaGetLastError", [0; 5]), 1);
     assert_eq!(rt.call("cudaEventQuery", [event, 0, 0, 0, 0]), 600);
     assert_eq!(fake.peek_last_error(), 600, "as on a real GPU");
     assert_eq!(fake.run(stream), 2);
-    assert_eq!(device, [3; 64], "early reuse shows up as wrong bytes");
+    assert_eq!(device(), [3; 64], "early reuse shows up as wrong bytes");
     assert_eq!(rt.call("cudaEventQuery", [event, 0, 0, 0, 0]), 0);
 }
 
@@ -183,13 +185,15 @@ fn a_stream_waits_for_another_ones_event() {
 #[test]
 fn unregistering_first_lets_queued_copies_finish() {
     let (fake, rt) = load("unregister-waits");
-    let (host, mut device) = (vec![7_u8; 16], vec![0_u8; 16]);
+    let (host, device) = (vec![7_u8; 16], fake.user_memory(16));
+    fake.write_device(device, &[0; 16]);
     let src = host.as_ptr().expose_provenance();
     assert_eq!(rt.register(src, 16), 0);
-    assert_eq!(rt.call("cudaMemcpyAsync", [device.as_mut_ptr().expose_provenance(), src, 16, 1, 0]), 0);
-    assert_eq!(device, [0; 16]);
+    assert_eq!(rt.call("cudaMemcpyAsync", [device as usize, src, 16, 1, 0]), 0);
+    assert_eq!(fake.device_bytes(device, 16), [0; 16]);
     assert_eq!(rt.unregister(src), 0);
-    assert_eq!(device, [7; 16]);
+    assert_eq!(fake.device_bytes(device, 16), [7; 16]);
+    assert_eq!(fake.hazards().unregistered_in_flight, 1, "and it is counted");
     assert_eq!(fake.run(0), 0);
 }
 
