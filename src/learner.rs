@@ -17,7 +17,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// While the learner holds every batch, none can come: this long it may, since a framework's queue gives back late.
-const ALL_HELD_PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const ALL_HELD_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why there is no batch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,7 +42,7 @@ pub enum NextError {
     Closed(Closed),
     /// The learner's stream or its device said no. Only of device learners.
     #[error(transparent)]
-    Device(#[from] DeviceUseError),
+    Device(DeviceUseError),
 }
 
 impl From<Closed> for NextError {
@@ -61,6 +61,15 @@ impl From<NextError> for Error {
             NextError::AllHeld { .. } => Error::from_source(ErrorKind::Full, error),
             NextError::Closed(closed) => closed.into(),
             NextError::Device(error) => error.into(),
+        }
+    }
+}
+
+impl From<DeviceUseError> for NextError {
+    fn from(error: DeviceUseError) -> NextError {
+        match error {
+            DeviceUseError::Closed(closed) => closed.into(),
+            other => NextError::Device(other),
         }
     }
 }

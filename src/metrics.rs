@@ -103,6 +103,12 @@ pub struct DeviceMetrics {
     pub copies_in_flight: usize,
     /// Whether the ring is ordinary memory, so that the driver stages every copy and the feeding thread pays for it.
     pub pageable: bool,
+    /// Downloads whose function was called.
+    pub downloads: u64,
+    /// Downloads that were replaced by a newer one before they were copied out.
+    pub downloads_replaced: u64,
+    /// Device buffers out of use for good, because the end of what uses them could not be learned. 0 is normal.
+    pub quarantined_buffers: u64,
 }
 
 /// A latency distribution; relative error below 1 %.

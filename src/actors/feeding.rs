@@ -87,13 +87,11 @@ impl Handler<Feed> for Feeding {
         match self.attach() {
             Ok((feeder, desk, delivery)) => {
                 self.supervisor.do_send(FeedingUp(Ok(desk.clone())));
-                let fed = feeder.run();
-                if let Err(error) = fed {
-                    self.supervisor.do_send(Failed { actor: self.name(), text: error.to_string() });
-                }
+                feeder.run();
                 if let (Some(thread), Some(downloads)) = (delivery, &desk.downloads) {
                     downloads.end();
                     let _ = thread.join(); // behind the user's function, if that runs
+                    downloads.free(&desk);
                 }
             }
             Err(error) => self.supervisor.do_send(FeedingUp(Err(error))),

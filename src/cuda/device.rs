@@ -139,6 +139,12 @@ impl Device {
         })
     }
 
+    /// Runs `calls` with the calling thread in relaxed capture mode, for queries on threads of the user's: while some
+    /// other thread captures a graph in global mode, they would spoil its capture.
+    pub(crate) fn relaxed<R>(&self, calls: impl FnOnce() -> R) -> R {
+        relaxed(&self.0.table, calls)
+    }
+
     // ---- what it makes ----
 
     /// Creates a stream that is not ordered with the legacy default stream. With `low_priority` it has the least that

@@ -93,6 +93,13 @@ impl Cuda {
         Cuda::new(Loaded { table, library: name.into(), rung, runtime_version, driver_version, candidates: Vec::new() })
     }
 
+    /// Runs `calls` without spoiling the graph captures of other threads. For every thread that registers, unregisters
+    /// or asks, since it may be anybody's.
+    #[doc(alias = "cudaThreadExchangeStreamCaptureMode")]
+    pub(crate) fn relaxed<R>(&self, calls: impl FnOnce() -> R) -> R {
+        self.0.table.relaxed(calls)
+    }
+
     /// Page-locks a range, portable and mapped. Whoever calls it keeps the range mapped until it was unregistered
     /// (invariant 5; the ring does).
     #[doc(alias = "cudaHostRegister")]

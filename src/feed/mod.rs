@@ -103,6 +103,9 @@ pub struct StopReport {
     /// Bytes of the ring that CUDA did not let go of: they stay mapped for the rest of the process. The log has CUDA's
     /// answer. 0 while batches are still out or threads were given up, since the ring has not ended then.
     pub kept_bytes: usize,
+    /// Slots out of use for good, because the end of a copy from them could not be learned by the deadline: the ring
+    /// stays mapped and page-locked for the rest of the process.
+    pub quarantined_slots: usize,
     /// The fault that had stopped the feed before, if one had.
     pub fault: Option<Arc<Fault>>,
 }
@@ -117,13 +120,24 @@ impl StopReport {
 
 impl std::fmt::Display for StopReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let StopReport { partial_rows, untaken_rows, still_out, threads_given_up, kept_bytes, fault } = self;
+        let StopReport {
+            partial_rows,
+            untaken_rows,
+            still_out,
+            threads_given_up,
+            kept_bytes,
+            quarantined_slots,
+            fault,
+        } = self;
         write!(f, "rows dropped: {partial_rows} of partial batches, {untaken_rows} untaken; still out: {still_out}")?;
         if !threads_given_up.is_empty() {
             write!(f, "; threads given up: {}", threads_given_up.join(", "))?;
         }
         if *kept_bytes > 0 {
             write!(f, "; {kept_bytes} bytes stay mapped, since CUDA did not unregister them")?;
+        }
+        if *quarantined_slots > 0 {
+            write!(f, "; {quarantined_slots} slots are quarantined: copies from them did not end in time, or failed")?;
         }
         fault.as_ref().map_or(Ok(()), |fault| write!(f, "; {fault}"))
     }
@@ -186,8 +200,8 @@ impl Feed {
     /// `stream` is a stream of that device, and is destroyed after the learner and its batches.
     #[allow(unsafe_code)] // only the caller can know what a raw stream is
     pub unsafe fn learner_on(&self, device: i32, stream: *mut c_void) -> Result<DeviceLearner> {
-        if let Some(closed @ (Closed::Stopped | Closed::Fault(_))) = self.gate.closed() {
-            return Err(closed.into());
+        if let Some(over) = self.gate.over() {
+            return Err(over.clone().into());
         }
         let desk = self.desk(device)?;
         if !desk.want() {
@@ -280,6 +294,7 @@ impl Feed {
             still_out: self.gate.out(),
             threads_given_up,
             kept_bytes: self.kept_bytes.load(Ordering::Relaxed),
+            quarantined_slots: self.gate.quarantined(),
             fault: self.common.fault.get().cloned(),
         };
         *stopped = Some(report.clone());

@@ -2,7 +2,7 @@
 
 use super::Desk;
 use super::learner::LearnerSide;
-use crate::cuda::device::{DeviceMemory, Event, RawStream};
+use crate::cuda::device::{Device, DeviceMemory, Event, RawStream};
 use crate::element::{DType, Element};
 use crate::learner::DeviceUseError;
 use crate::sample::Column;
@@ -21,7 +21,17 @@ pub(crate) struct Buffer {
     pub(crate) released: Event,
     /// Whether `released` stands for the buffer's last use. Our own state: an event never recorded reads as complete.
     pub(crate) recorded: bool,
+    /// Recorded behind the last copy into the buffer.
+    pub(crate) filled: Option<Arc<Event>>,
     pub(crate) records: Vec<RowRecord>,
+}
+
+impl Buffer {
+    /// Whether nothing on the device uses it any more. False where that cannot be learned.
+    pub(crate) fn is_idle(&self, device: &Device) -> bool {
+        let last_use = if self.recorded { Some(&self.released) } else { self.filled.as_deref() };
+        last_use.is_none_or(|event| matches!(device.query(event), Ok(true)))
+    }
 }
 
 /// A batch in device memory, laid out as on the host. The learner's stream waits for its copy; the learner's thread does
@@ -163,7 +173,7 @@ impl DeviceBatch {
         }
     }
 
-    /// The event (a `CUevent`) that completes when the copy has.
+    /// The event (a `CUevent`) that completes when the copy has. It is used again some time after the batch was dropped.
     pub fn ready_event(&self) -> *mut c_void {
         self.ready.raw() as *mut c_void
     }
@@ -177,6 +187,7 @@ impl DeviceBatch {
     /// # Safety
     /// `stream` is a live stream of this batch's device.
     pub unsafe fn wait_on(&self, stream: *mut c_void) -> Result<(), DeviceUseError> {
+        self.desk().check_process()?;
         let (device, stream) = (&self.desk().device, RawStream(stream as usize));
         // SAFETY: the caller's duty.
         unsafe {
@@ -192,7 +203,9 @@ impl DeviceBatch {
     /// # Errors
     /// What the copy or the device ended with.
     pub fn synchronize(&self) -> Result<(), DeviceUseError> {
-        Ok(self.desk().device.synchronize_event(&self.ready)?)
+        self.desk().check_process()?;
+        let device = &self.desk().device;
+        Ok(device.relaxed(|| device.synchronize_event(&self.ready))?)
     }
 }
 

@@ -65,10 +65,10 @@ impl DeviceCopier {
     pub unsafe fn copy_to_device(&self, batch: Batch, dst: u64, stream: *mut c_void) -> Result<CopyTicket, CopyError> {
         // SAFETY: the caller's duty for `dst` and `stream`; the batch keeps its slot until the flight drops it.
         match unsafe { self.issue(batch.slot_bytes(), dst, RawStream(stream as usize)) } {
-            Ok(done) => Ok(self.watch(Source::Batch(batch), done)),
+            Ok(done) => Ok(self.watch(Source::Slot(batch.into_lease()), done)),
             Err(Failed { error, queued: false }) => Err(CopyError { error, batch: Some(batch) }),
             Err(Failed { error, queued: true }) => {
-                batch.quarantine();
+                batch.into_lease().quarantine();
                 Err(CopyError { error, batch: None })
             }
         }
@@ -98,7 +98,7 @@ impl DeviceCopier {
             Ok(done) => Ok(self.watch(Source::Shared(batch.clone()), done)),
             Err(Failed { error, queued }) => {
                 if queued {
-                    Source::Shared(batch.clone()).quarantine();
+                    batch.clone().quarantine();
                 }
                 Err(error)
             }
@@ -171,6 +171,7 @@ impl CopyTicket {
     /// # Safety
     /// `stream` is a live stream of the copy's device.
     pub unsafe fn wait_on(&self, stream: *mut c_void) -> Result<(), DeviceUseError> {
+        self.desk.check_process()?;
         let (device, stream) = (&self.desk.device, RawStream(stream as usize));
         // SAFETY: the caller's duty.
         unsafe {
@@ -186,7 +187,8 @@ impl CopyTicket {
     /// # Errors
     /// What it ended with.
     pub fn is_done(&self) -> Result<bool, DeviceUseError> {
-        Ok(self.desk.device.query(&self.done)?)
+        self.desk.check_process()?;
+        Ok(self.desk.device.relaxed(|| self.desk.device.query(&self.done))?)
     }
 
     /// Blocks this thread until the copy is over.
@@ -194,10 +196,11 @@ impl CopyTicket {
     /// # Errors
     /// What it ended with.
     pub fn synchronize(&self) -> Result<(), DeviceUseError> {
-        Ok(self.desk.device.synchronize_event(&self.done)?)
+        self.desk.check_process()?;
+        Ok(self.desk.device.relaxed(|| self.desk.device.synchronize_event(&self.done))?)
     }
 
-    /// The event (a `CUevent`) that completes when the copy has.
+    /// The event (a `CUevent`) that completes when the copy has. It is used again when the ticket and its clones are gone.
     pub fn event(&self) -> *mut c_void {
         self.done.raw() as *mut c_void
     }

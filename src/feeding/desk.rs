@@ -2,7 +2,6 @@
 
 use super::batch::Buffer;
 use super::download::Downloads;
-use crate::batch::Batch;
 use crate::batch::SharedBatch;
 use crate::cuda::device::{Device, Event};
 use crate::cuda::types::CudaError;
@@ -10,11 +9,11 @@ use crate::error::Closed;
 use crate::gate::Gate;
 use crate::intake::{IntakeGate, Lease};
 use crate::metrics::DeviceMetrics;
-use crate::sync::{Unpark, lock};
+use crate::sync::lock;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
-use std::task::Waker;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::task::{Wake, Waker};
 use std::thread::Thread;
 use std::time::Instant;
 
@@ -22,6 +21,7 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(crate) struct Ready {
     pub(crate) buffer: Buffer,
+    /// Recorded behind the copy. The buffer has it too, until it is filled again.
     pub(crate) ready: Arc<Event>,
     pub(crate) rows: usize,
     pub(crate) sequence: u64,
@@ -39,7 +39,6 @@ pub(crate) struct Flight {
 #[derive(Debug)]
 pub(crate) enum Source {
     Slot(Lease),
-    Batch(Batch),
     Shared(SharedBatch),
 }
 
@@ -48,8 +47,6 @@ impl Source {
     pub(crate) fn quarantine(self) {
         match self {
             Source::Slot(lease) => lease.quarantine(),
-            Source::Batch(batch) => batch.quarantine(),
-            // The last owner would give it back: it must never be the last.
             Source::Shared(shared) => shared.quarantine(),
         }
     }
@@ -71,11 +68,18 @@ pub(crate) struct Desk {
     inbox: Mutex<Vec<Flight>>,
     events: Mutex<Vec<Arc<Event>>>,
     feeder: OnceLock<Thread>,
+    /// A learner was made, and one is alive.
+    taken: AtomicBool,
     wanted: AtomicBool,
+    /// Something on the device did not end while it was waited for: nobody waits for this device any more.
+    stuck: AtomicBool,
+    quarantined_buffers: AtomicU64,
     pub(crate) copies: AtomicU64,
     pub(crate) bytes: AtomicU64,
     pub(crate) in_flight: AtomicUsize,
     on_fault: Box<dyn Fn(String) + Send + Sync>,
+    #[cfg(test)]
+    crash: Mutex<Option<String>>,
 }
 
 impl fmt::Debug for Desk {
@@ -108,19 +112,23 @@ impl Desk {
             inbox: Mutex::default(),
             events: Mutex::default(),
             feeder: OnceLock::new(),
+            taken: AtomicBool::new(false),
             wanted: AtomicBool::new(false),
+            stuck: AtomicBool::new(false),
+            quarantined_buffers: AtomicU64::new(0),
             copies: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             in_flight: AtomicUsize::new(0),
             on_fault,
+            #[cfg(test)]
+            crash: Mutex::default(),
         }
     }
 
     /// The calling thread is the feeding thread.
-    pub(crate) fn attend(&self) {
-        let thread = std::thread::current();
-        self.gate.wake_at_close(Waker::from(Arc::new(Unpark(thread.clone()))));
-        let _ = self.feeder.set(thread);
+    pub(crate) fn attend(self: &Arc<Self>) {
+        let _ = self.feeder.set(std::thread::current());
+        self.gate.wake_at_close(Waker::from(Arc::new(AtClose(Arc::downgrade(self)))));
     }
 
     /// Wakes the feeding thread if it is parked.
@@ -132,9 +140,29 @@ impl Desk {
 
     /// A learner wants batches of this device; false if one did already.
     pub(crate) fn want(&self) -> bool {
-        let first = !self.wanted.swap(true, Ordering::AcqRel);
-        self.call();
+        let first = !self.taken.swap(true, Ordering::Relaxed);
+        if first {
+            self.wanted.store(true, Ordering::Release); // SYNC: pairs with the Acquire in `is_wanted`
+            self.call();
+        }
         first
+    }
+
+    /// The learner is gone: other learners get the batches that were not copied to this device yet.
+    pub(crate) fn learner_gone(&self) {
+        self.wanted.store(false, Ordering::Release); // SYNC: pairs with the Acquire in `is_wanted`
+        self.withdraw(Closed::LearnerGone);
+    }
+
+    /// Nobody takes a device batch any more, and whoever waits for one hears why. On any thread: the feeding thread may
+    /// be stuck in a call.
+    fn withdraw(&self, reason: Closed) {
+        let (untaken, wakes) = self.ready.close(reason);
+        for untaken in untaken {
+            self.gate.count_untaken(untaken.rows as u64);
+            self.give_back(untaken.buffer);
+        }
+        self.ready.wake(wakes); // last: a waker may panic, or never return
     }
 
     pub(crate) fn is_wanted(&self) -> bool {
@@ -144,6 +172,34 @@ impl Desk {
     /// The learner's release of this buffer is recorded. No system call: the feeding thread looks on its own.
     pub(crate) fn give_back(&self, buffer: Buffer) {
         lock(&self.returned).push(buffer);
+    }
+
+    /// Keeps a buffer out of use for good, and its memory allocated: what may still use it is not known (invariant 4).
+    pub(crate) fn quarantine(&self, buffer: Buffer) {
+        self.count_quarantined(1, buffer.memory.bytes());
+        std::mem::forget(buffer);
+    }
+
+    pub(crate) fn count_quarantined(&self, buffers: usize, bytes: usize) {
+        let device = self.device.ordinal();
+        self.quarantined_buffers.fetch_add(buffers as u64, Ordering::Relaxed);
+        tracing::error!(
+            target: "pinring", device, buffers, bytes,
+            "device buffers are quarantined: the end of their use is unknown"
+        );
+    }
+
+    /// Nobody waits for this device any more, at whatever end.
+    pub(crate) fn give_up(&self) {
+        self.stuck.store(true, Ordering::Relaxed);
+    }
+
+    /// Frees a buffer that nobody will fill again. That waits for the device, where the learner's kernels may well run:
+    /// but not where waiting was in vain.
+    pub(crate) fn discard(&self, buffer: Buffer, ordered: bool) {
+        if self.stuck.load(Ordering::Relaxed) && !(ordered && buffer.is_idle(&self.device)) {
+            self.quarantine(buffer);
+        }
     }
 
     pub(crate) fn take_returned(&self) -> Vec<Buffer> {
@@ -180,14 +236,28 @@ impl Desk {
         (self.on_fault)(text);
     }
 
+    /// Has the feeding thread panic with this text, which is how tests kill it.
+    #[cfg(test)]
+    pub(crate) fn crash(&self, text: &str) {
+        *lock(&self.crash) = Some(text.to_owned());
+        self.call();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn crash_if_told(&self) {
+        let told = lock(&self.crash).take();
+        told.into_iter().for_each(|text| panic!("{text}"));
+    }
+
+    /// Whether this process is the one that attached the device.
+    pub(crate) fn check_process(&self) -> Result<(), Closed> {
+        if self.gate.is_inherited() { Err(Closed::UsedAfterFork) } else { Ok(()) }
+    }
+
     /// Why the feeding thread has ended or will, if so: a natural end of the source is no reason.
     pub(crate) fn check_open(&self) -> Result<(), Closed> {
-        match self.gate.closed() {
-            Some(Closed::UsedAfterFork) => Err(Closed::UsedAfterFork),
-            _ if !self.gate.is_over() => Ok(()),
-            Some(closed @ Closed::Fault(_)) => Err(closed),
-            _ => Err(Closed::Stopped),
-        }
+        self.check_process()?;
+        self.gate.over().map_or(Ok(()), |reason| Err(reason.clone()))
     }
 
     pub(crate) fn metrics(&self) -> DeviceMetrics {
@@ -199,6 +269,42 @@ impl Desk {
             batches_held: self.held.load(Ordering::Relaxed),
             copies_in_flight: self.in_flight.load(Ordering::Relaxed),
             pageable: !self.pinned,
+            downloads: self.downloads.as_ref().map_or(0, Downloads::delivered),
+            downloads_replaced: self.downloads.as_ref().map_or(0, Downloads::replaced),
+            quarantined_buffers: self.quarantined_buffers.load(Ordering::Relaxed),
         }
+    }
+}
+
+/// What the last owner finds behind the feeding thread's end: copies that users issued too late for it, and buffers of
+/// batches that outlived it.
+impl Drop for Desk {
+    fn drop(&mut self) {
+        if self.gate.is_inherited() {
+            return; // leases and handles know that too
+        }
+        let late = std::mem::take(self.inbox.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let returned = std::mem::take(self.returned.get_mut().unwrap_or_else(PoisonError::into_inner));
+        self.device.relaxed(|| {
+            for flight in late {
+                if !matches!(self.device.query(&flight.done), Ok(true)) {
+                    flight.source.quarantine();
+                }
+            }
+            returned.into_iter().for_each(|buffer| self.discard(buffer, true));
+        });
+    }
+}
+
+/// Tells a desk and its feeding thread that the gate closed.
+struct AtClose(Weak<Desk>);
+
+impl Wake for AtClose {
+    fn wake(self: Arc<Self>) {
+        let Some(desk) = self.0.upgrade() else { return };
+        if let Err(reason) = desk.check_open() {
+            desk.withdraw(reason);
+        }
+        desk.call();
     }
 }

@@ -7,13 +7,15 @@
 use super::Desk;
 use crate::cuda::device::{Device, DeviceMemory, Event, RawStream, Stream};
 use crate::cuda::types::CudaError;
+use crate::error::Closed;
+use crate::learner::DeviceUseError;
 use crate::memory::Ring;
 use crate::sync::{lock, panic_text};
 use crossbeam_channel::{Receiver, Sender};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// What the user does with the bytes.
 pub(crate) type Then = Box<dyn FnOnce(&[u8]) + Send>;
@@ -22,28 +24,43 @@ pub(crate) type Then = Box<dyn FnOnce(&[u8]) + Send>;
 pub(crate) struct Downloads {
     max_bytes: usize,
     stream: Stream,
-    stages: [DeviceMemory; 2],
     /// Recorded behind the snapshot on the learner's stream, and behind the copy out on ours.
     snapped: Event,
     done: Event,
-    /// Two slots of host memory, page-locked if the feed's ring is.
-    host: Ring,
     state: Mutex<State>,
     /// Host slots that the function is through with.
     free_host: (Sender<usize>, Receiver<usize>),
     /// `None` ends the thread.
     finished: Sender<Option<Finished>>,
     /// The downloads whose function was called, and those that a newer one replaced.
-    pub(crate) delivered: AtomicU64,
-    pub(crate) replaced: AtomicU64,
+    delivered: AtomicU64,
+    replaced: AtomicU64,
 }
 
-#[derive(Default)]
 struct State {
-    /// The stage that is being copied out, to which host slot.
-    out: Option<(usize, usize, Snapshot)>,
+    /// Freed at the end of feeding, on the feeding thread.
+    memory: Option<Memory>,
+    /// The snapshot that is being copied out.
+    out: Option<Out>,
     /// The stage that waits.
     waiting: Option<(usize, Snapshot)>,
+    /// Whether some snapshot was ever taken, so that `snapped` stands for the last use of the stages.
+    snapped: bool,
+    /// A call failed between a copy and the record behind it: `snapped` and `done` say nothing any more, though they may
+    /// read as complete.
+    lost: bool,
+}
+
+struct Memory {
+    stages: [DeviceMemory; 2],
+    /// Two slots of host memory, page-locked if the feed's ring is.
+    host: Arc<Ring>,
+}
+
+struct Out {
+    stage: usize,
+    host: usize,
+    snapshot: Snapshot,
 }
 
 struct Snapshot {
@@ -53,9 +70,9 @@ struct Snapshot {
 
 /// Bytes in a host slot, on their way to the user's function.
 pub(crate) struct Finished {
+    ring: Arc<Ring>,
     host: usize,
-    bytes: usize,
-    then: Then,
+    snapshot: Snapshot,
 }
 
 impl fmt::Debug for Downloads {
@@ -76,14 +93,14 @@ impl Downloads {
         for slot in 0..host.slots() {
             let _ = free_host.0.send(slot);
         }
+        let stages = [device.alloc(max_bytes)?, device.alloc(max_bytes)?];
+        let memory = Some(Memory { stages, host: Arc::new(host) });
         Ok(Downloads {
             max_bytes,
             stream: device.stream(false)?,
-            stages: [device.alloc(max_bytes)?, device.alloc(max_bytes)?],
             snapped: device.event()?,
             done: device.event()?,
-            host,
-            state: Mutex::default(),
+            state: Mutex::new(State { memory, out: None, waiting: None, snapped: false, lost: false }),
             free_host,
             finished,
             delivered: AtomicU64::new(0),
@@ -95,10 +112,21 @@ impl Downloads {
         self.max_bytes
     }
 
+    /// Downloads whose function was called.
+    pub(crate) fn delivered(&self) -> u64 {
+        self.delivered.load(Ordering::Relaxed)
+    }
+
+    /// Downloads that a newer one replaced.
+    pub(crate) fn replaced(&self) -> u64 {
+        self.replaced.load(Ordering::Relaxed)
+    }
+
     /// Takes a snapshot on the learner's stream.
     ///
     /// # Safety
-    /// `ptr` points to `bytes ≤ max_bytes` bytes on the device until `stream` has passed this call.
+    /// `ptr` points to `bytes ≤ max_bytes` bytes on the device until `stream` has passed this call. All calls name the
+    /// same stream.
     pub(crate) unsafe fn snapshot(
         &self,
         desk: &Desk,
@@ -106,24 +134,37 @@ impl Downloads {
         ptr: u64,
         bytes: usize,
         then: Then,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceUseError> {
         let mut state = lock(&self.state);
+        let Some(memory) = state.memory.as_ref().filter(|_| !state.lost) else {
+            return Err(desk.check_open().err().unwrap_or(Closed::Stopped).into());
+        };
         // The stage that nobody copies out: the one that waits (then it is replaced), or the other one.
-        let busy = state.out.as_ref().map(|(stage, ..)| *stage);
-        let stage = state.waiting.as_ref().map_or_else(|| usize::from(busy == Some(0)), |(stage, _)| *stage);
+        let free = || usize::from(state.out.as_ref().is_some_and(|out| out.stage == 0));
+        let stage = state.waiting.as_ref().map_or_else(free, |(stage, _)| *stage);
         // SAFETY: the caller's duty for the source. The stage is not being copied out: the feeding thread issues that
         // under this lock, and takes a stage out of `out` only when its event has completed.
-        unsafe {
-            desk.device.copy_within(self.stages[stage].address(), ptr, bytes, stream)?;
-            desk.device.record(&self.snapped, stream)?;
-        }
-        let replaced = state.waiting.replace((stage, Snapshot { bytes, then }));
+        unsafe { desk.device.copy_within(memory.stages[stage].address(), ptr, bytes, stream)? };
+        state.snapped = true;
+        // SAFETY: the caller's duty for the stream.
+        let recorded = unsafe { desk.device.record(&self.snapped, stream) };
+        // Whatever was in this stage is overwritten.
+        let replaced = match recorded {
+            Ok(()) => state.waiting.replace((stage, Snapshot { bytes, then })),
+            Err(_) => {
+                state.lost = true;
+                state.waiting.take()
+            }
+        };
         drop(state);
         if replaced.is_some() {
             self.replaced.fetch_add(1, Ordering::Relaxed);
         }
         drop(replaced); // the user's function, dropped without the lock
-        Ok(())
+        recorded.map_err(|error| {
+            desk.fail(&error);
+            error.into()
+        })
     }
 
     /// Ends the downloads' thread behind what it has.
@@ -131,39 +172,67 @@ impl Downloads {
         let _ = self.finished.send(None);
     }
 
+    /// Behind the end of the downloads' thread: frees the memory, unless something on the device may still use it.
+    pub(crate) fn free(&self, desk: &Desk) {
+        let mut state = lock(&self.state);
+        let (memory, out, waiting) = (state.memory.take(), state.out.take(), state.waiting.take());
+        let idle =
+            !state.lost && out.is_none() && (!state.snapped || matches!(desk.device.query(&self.snapped), Ok(true)));
+        drop(state);
+        drop((out, waiting)); // the user's functions, dropped without the lock
+        if !idle && let Some(memory) = memory {
+            desk.count_quarantined(memory.stages.len(), self.max_bytes);
+            std::mem::forget(memory); // invariant 4
+        }
+    }
+
     /// On the feeding thread: hands on what is finished, and issues what waits. True while something is under way.
     pub(crate) fn advance(&self, device: &Device) -> Result<bool, CudaError> {
-        let mut state = lock(&self.state);
+        let mut guard = lock(&self.state);
+        let state = &mut *guard;
+        if state.lost {
+            return Ok(false);
+        }
+        let Some(memory) = &state.memory else { return Ok(false) };
         if state.out.is_some() {
             if !device.query(&self.done)? {
                 return Ok(true);
             }
-            if let Some((_, host, Snapshot { bytes, then })) = state.out.take() {
-                self.delivered.fetch_add(1, Ordering::Relaxed);
-                let _ = self.finished.send(Some(Finished { host, bytes, then })); // its thread is gone only at the stop
+            if let Some(Out { host, snapshot, .. }) = state.out.take() {
+                let ring = memory.host.clone();
+                let _ = self.finished.send(Some(Finished { ring, host, snapshot })); // the thread ends after this one
             }
         }
         if state.waiting.is_none() {
             return Ok(false);
         }
+        // Into ordinary memory the call below returns when the copy is over, and this thread has other things to do
+        // than to wait for the learner's stream.
+        if !memory.host.is_pinned() && !device.query(&self.snapped)? {
+            return Ok(true);
+        }
         let Ok(host) = self.free_host.1.try_recv() else { return Ok(true) }; // the user's function is slow: wait for it
         let Some((stage, snapshot)) = state.waiting.take() else { return Ok(false) };
-        let to = self.host.slot(host).as_ptr();
+        let (to, from, bytes) = (memory.host.slot(host).as_ptr(), memory.stages[stage].address(), snapshot.bytes);
+        state.out = Some(Out { stage, host, snapshot });
+        state.lost = true; // until `done` stands behind the copy
         // SAFETY: the host slot is free (nobody else has its number), the stage was filled before `snapped` was recorded
         // and is not written again while it is in `out`.
         unsafe {
             device.wait(self.stream.raw(), &self.snapped)?;
-            device.copy_out(to, self.stages[stage].address(), snapshot.bytes, self.stream.raw())?;
+            device.copy_out(to, from, bytes, self.stream.raw())?;
             device.record(&self.done, self.stream.raw())?;
         }
-        state.out = Some((stage, host, snapshot));
+        state.lost = false;
         Ok(true)
     }
 
     /// On the downloads' own thread: calls the user's function.
-    pub(crate) fn deliver(&self, Finished { host, bytes, then }: Finished, on_panic: impl FnOnce(String)) {
+    pub(crate) fn deliver(&self, Finished { ring, host, snapshot }: Finished, on_panic: impl FnOnce(String)) {
+        let Snapshot { bytes, then } = snapshot;
         // SAFETY: the copy into this slot is over and no other is issued before its number is given back below.
-        let bytes = unsafe { std::slice::from_raw_parts(self.host.slot(host).as_ptr().cast_const(), bytes) };
+        let bytes = unsafe { std::slice::from_raw_parts(ring.slot(host).as_ptr().cast_const(), bytes) };
+        self.delivered.fetch_add(1, Ordering::Relaxed);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| then(bytes))) {
             on_panic(panic_text(panic));
         }

@@ -6,8 +6,9 @@ use crate::cuda::device::Stream;
 use crate::cuda::types::CudaError;
 use crate::error::Closed;
 use crate::intake::Sealed;
-use crate::sync::{Patience, Spin, Unpark};
+use crate::sync::{Patience, Spin, Unpark, panic_text};
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
@@ -15,97 +16,131 @@ use std::time::{Duration, Instant};
 
 /// Completion is looked for this often at first, and this often at last.
 const POLL: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(2));
-/// How long the stop waits for queued copies if it names no deadline.
+/// How long the end waits for queued copies while no stop has named a deadline.
 const DRAIN: Duration = Duration::from_secs(10);
 
-/// One device's feeding thread.
+/// One device's feeding thread. Its drop gives up what is not known to be over.
 #[derive(Debug)]
 pub(crate) struct Feeder {
     desk: Arc<Desk>,
     stream: Stream,
-    free: Vec<Buffer>,
+    /// In the order in which they came back: the first is the likeliest to be idle.
+    free: VecDeque<Buffer>,
     /// In the order of issue.
     in_flight: VecDeque<Flight>,
     poll: Duration,
+}
+
+/// What the loop found to do.
+#[derive(Debug, PartialEq, Eq)]
+enum Did {
+    /// Something moved: look again at once.
+    Something,
+    /// Nothing, but something is under way that nobody will call for: look again soon.
+    Watch,
+    /// Nothing until somebody calls.
+    Nothing,
 }
 
 impl Feeder {
     pub(crate) fn new(desk: Arc<Desk>) -> Result<Feeder, CudaError> {
         let device = &desk.device;
         let stream = device.stream(false)?;
-        let bytes = desk.gate.layout.slot_bytes;
-        let free = (0..desk.buffers)
-            .map(|_| {
-                let records = Vec::with_capacity(desk.gate.layout.rows);
-                Ok(Buffer { memory: device.alloc(bytes)?, released: device.event()?, recorded: false, records })
-            })
-            .collect::<Result<_, CudaError>>()?;
+        let (bytes, rows) = (desk.gate.layout.slot_bytes, desk.gate.layout.rows);
+        let buffer = |_| {
+            let (memory, released) = (device.alloc(bytes)?, device.event()?);
+            Ok(Buffer { memory, released, recorded: false, filled: None, records: Vec::with_capacity(rows) })
+        };
+        let free = (0..desk.buffers).map(buffer).collect::<Result<_, CudaError>>()?;
         Ok(Feeder { desk, stream, free, in_flight: VecDeque::new(), poll: POLL.0 })
     }
 
-    /// Feeds until the gates close, then waits for the queued copies.
-    pub(crate) fn run(mut self) -> Result<(), CudaError> {
-        let fed = self.feed();
-        let reason = self.desk.check_open().err().unwrap_or(Closed::Stopped);
-        // Batches that were handed over and not taken: their buffers live until the copies into them are over.
-        let (untaken, wakes) = self.desk.ready.close(reason);
-        self.desk.ready.wake(wakes);
-        let rows: u64 = untaken.iter().map(|ready| ready.rows as u64).sum();
-        self.desk.gate.count_untaken(rows);
-        if fed.is_ok() {
-            self.drain();
+    /// Feeds until the gates close, then waits for what is queued. Whatever fails is told to the desk.
+    pub(crate) fn run(mut self) {
+        match catch_unwind(AssertUnwindSafe(|| self.feed())) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.desk.fail(&error),
+            Err(panic) => self.desk.fail_with(panic_text(panic)),
         }
-        for flight in self.in_flight.drain(..).chain(self.desk.take_inbox()) {
-            flight.source.quarantine();
-        }
-        self.desk.in_flight.store(0, Ordering::Relaxed);
-        drop(untaken);
-        fed
+        self.drain();
     }
 
     fn feed(&mut self) -> Result<(), CudaError> {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         loop {
-            self.free.extend(self.desk.take_returned());
-            self.in_flight.extend(self.desk.take_inbox());
-            let mut moved = self.land()?;
-            let downloading = match &self.desk.downloads {
-                Some(downloads) => downloads.advance(&self.desk.device)?,
-                None => false,
-            };
-            let mut starving = false;
-            if self.desk.is_wanted() {
-                if self.free.is_empty() {
-                    starving = self.desk.gate.batches.len() > 0;
-                } else {
-                    match self.desk.gate.batches.take(Patience::None, &mut Spin::default()) {
-                        Ok(Some(sealed)) => {
-                            self.issue(sealed)?;
-                            moved = true;
-                        }
-                        Ok(None) => {}
-                        Err(Closed::Ended | Closed::LaneGone { .. }) => {
-                            let wakes = self.desk.ready.end(Closed::Ended);
-                            self.desk.ready.wake(wakes);
-                        }
-                        Err(_) => {} // seen below, or nobody is left to feed: copies of users' may still be out
-                    }
-                }
-            }
-            if self.desk.gate.is_over() {
+            #[cfg(test)]
+            self.desk.crash_if_told();
+            let did = self.look()?;
+            if self.desk.gate.over().is_some() {
                 return Ok(());
             }
-            if moved {
-                self.poll = POLL.0;
-                continue;
+            match did {
+                Did::Something => self.poll = POLL.0,
+                Did::Watch => self.rest(&waker, true),
+                Did::Nothing => self.rest(&waker, false),
             }
-            self.rest(&waker, downloading || starving || !self.in_flight.is_empty());
         }
     }
 
+    /// One round: lets slots come home, moves the downloads on, issues a copy.
+    fn look(&mut self) -> Result<Did, CudaError> {
+        self.collect();
+        let landed = self.land()?;
+        let downloading = self.download()?;
+        let (issued, starving) = self.take()?;
+        Ok(match (landed || issued, downloading || starving || !self.in_flight.is_empty()) {
+            (true, _) => Did::Something,
+            (false, true) => Did::Watch,
+            (false, false) => Did::Nothing,
+        })
+    }
+
+    /// Takes what others have put down.
+    fn collect(&mut self) {
+        self.free.extend(self.desk.take_returned());
+        self.in_flight.extend(self.desk.take_inbox());
+    }
+
+    fn download(&self) -> Result<bool, CudaError> {
+        self.desk.downloads.as_ref().map_or(Ok(false), |downloads| downloads.advance(&self.desk.device))
+    }
+
+    /// Takes a batch if there is a buffer for it, and issues its copy. Says whether it did, and whether a batch waits for
+    /// a buffer.
+    fn take(&mut self) -> Result<(bool, bool), CudaError> {
+        if !self.desk.is_wanted() {
+            return Ok((false, false));
+        }
+        let desk = self.desk.clone();
+        let batches = &desk.gate.batches;
+        if let Some(Closed::Ended | Closed::LaneGone { .. }) = batches.exhausted() {
+            desk.ready.wake(desk.ready.end(Closed::Ended));
+            return Ok((false, false));
+        }
+        let Some(buffer) = self.usable()? else { return Ok((false, batches.len() > 0)) };
+        match batches.take(Patience::None, &mut Spin::default()) {
+            Ok(Some(sealed)) => self.issue(sealed, buffer).map(|()| (true, false)),
+            Ok(None) | Err(_) => {
+                self.free.push_front(buffer);
+                Ok((false, false))
+            }
+        }
+    }
+
+    /// A buffer that the next copy may go to. From page-locked memory the copy waits for the buffer's release on the
+    /// device. From ordinary memory this thread might: so it takes a buffer that was released.
+    fn usable(&mut self) -> Result<Option<Buffer>, CudaError> {
+        if let (false, Some(first)) = (self.desk.pinned, self.free.front())
+            && first.recorded
+            && !self.desk.device.query(&first.released)?
+        {
+            return Ok(None);
+        }
+        Ok(self.free.pop_front())
+    }
+
     /// Issues the copy of one batch and hands it over.
-    fn issue(&mut self, sealed: Sealed) -> Result<(), CudaError> {
-        let Some(mut buffer) = self.free.pop() else { return Ok(()) };
+    fn issue(&mut self, sealed: Sealed, mut buffer: Buffer) -> Result<(), CudaError> {
         let Sealed { lease, rows, sequence, sealed } = sealed;
         let (desk, stream) = (&self.desk, self.stream.raw());
         let slots = &desk.gate.slots;
@@ -115,8 +150,8 @@ impl Feeder {
         let bytes = desk.gate.layout.slot_bytes;
         // From here on the copy may be queued: whatever fails, the slot does not come home (invariants 3 and 4).
         let issued = (|| {
-            // SAFETY: the buffer is free: its last use is behind `released`, which this stream waits for. The slot is
-            // mapped, and its lease is kept in `in_flight` until the event has completed.
+            // SAFETY: the buffer is free: its last use is behind `released`, which this stream waits for, or is a copy in
+            // this stream. The slot is mapped, and its lease is kept in `in_flight` until the event has completed.
             unsafe {
                 if buffer.recorded {
                     desk.device.wait(stream, &buffer.released)?;
@@ -127,34 +162,33 @@ impl Feeder {
                 Ok(ready)
             }
         })();
-        match issued {
-            Ok(ready) => {
-                buffer.recorded = false;
-                desk.copies.fetch_add(1, Ordering::Relaxed);
-                desk.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-                self.in_flight.push_back(Flight { source: Source::Slot(lease), done: ready.clone() });
-                desk.in_flight.store(self.in_flight.len(), Ordering::Relaxed);
-                let mut parts = Some((buffer, ready));
-                let put = desk.ready.put(|_| {
-                    let (buffer, ready) = parts.take().expect("made once");
-                    Ready { buffer, ready, rows, sequence, sealed }
-                });
-                match put {
-                    Some(wakes) => desk.ready.wake(wakes),
-                    None => {
-                        self.free.extend(parts.map(|(buffer, _)| buffer)); // closed in between
-                        desk.gate.count_untaken(rows as u64);
-                    }
-                }
-                Ok(())
-            }
+        let ready = match issued {
+            Ok(ready) => ready,
             Err(error) => {
                 lease.quarantine();
-                std::mem::forget(buffer);
+                desk.quarantine(buffer);
                 desk.gate.count_untaken(rows as u64);
-                Err(error)
+                return Err(error);
+            }
+        };
+        (buffer.recorded, buffer.filled) = (false, Some(ready.clone()));
+        desk.copies.fetch_add(1, Ordering::Relaxed);
+        desk.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.in_flight.push_back(Flight { source: Source::Slot(lease), done: ready.clone() });
+        desk.in_flight.store(self.in_flight.len(), Ordering::Relaxed);
+        let mut parts = Some((buffer, ready));
+        let put = desk.ready.put(|_| {
+            let (buffer, ready) = parts.take().expect("made once");
+            Ready { buffer, ready, rows, sequence, sealed }
+        });
+        match put {
+            Some(wakes) => desk.ready.wake(wakes),
+            None => {
+                self.free.extend(parts.map(|(buffer, _)| buffer)); // closed in between, or the learner is gone
+                desk.gate.count_untaken(rows as u64);
             }
         }
+        Ok(())
     }
 
     /// Lets slots come home whose copies are over. True if any did.
@@ -174,42 +208,68 @@ impl Feeder {
         Ok(landed)
     }
 
-    /// Sleeps: for the polling time while something is out, else until a batch comes or somebody calls.
-    fn rest(&mut self, waker: &Waker, something_out: bool) {
-        let registered = if self.desk.is_wanted() { self.desk.gate.batches.register(waker) } else { None };
-        if registered.is_none() && !something_out && self.desk.is_wanted() && self.desk.gate.batches.len() > 0 {
-            return; // it came in between
-        }
-        if something_out {
+    /// Sleeps: for the polling time if `watching`, else until a batch comes or somebody calls. Nobody is missed: a call
+    /// that came since the last look has left its mark on this thread, which then does not sleep; and a batch that came
+    /// is seen by `register`.
+    fn rest(&mut self, waker: &Waker, watching: bool) {
+        let batches = &self.desk.gate.batches;
+        let registered = if self.desk.is_wanted() { batches.register(waker) } else { None };
+        if watching {
             std::thread::park_timeout(self.poll);
             self.poll = (self.poll * 2).min(POLL.1);
-        } else {
+        } else if registered.is_some() || !self.desk.is_wanted() || batches.len() == 0 {
             std::thread::park();
         }
-        registered.into_iter().for_each(|id| self.desk.gate.batches.forget(id));
+        registered.into_iter().for_each(|id| batches.forget(id));
     }
 
-    /// At the stop: waits for the queued copies, until the deadline.
+    /// At the end: waits for everything that is queued, until the stop's deadline.
     fn drain(&mut self) {
-        let deadline = self.desk.gate.stop_deadline().unwrap_or_else(|| Instant::now() + DRAIN);
+        let begun = Instant::now();
         self.poll = POLL.0;
         loop {
-            self.in_flight.extend(self.desk.take_inbox());
-            let landed = self.land();
-            let downloading = match &self.desk.downloads {
-                Some(downloads) => downloads.advance(&self.desk.device),
-                None => Ok(false),
-            };
-            match (landed, downloading) {
-                (Err(error), _) | (_, Err(error)) => {
-                    self.desk.fail(&error);
-                    return;
-                }
-                (Ok(_), Ok(downloading)) if self.in_flight.is_empty() && !downloading => return,
-                _ if Instant::now() >= deadline => return,
-                _ => std::thread::park_timeout(self.poll),
+            match self.settle() {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => return self.desk.fail(&error),
             }
+            // It may be set while this waits. Whom it has given up before this began has time.
+            let deadline = self.desk.gate.stop_deadline().filter(|deadline| *deadline > begun);
+            if Instant::now() >= deadline.unwrap_or(begun + DRAIN) {
+                return;
+            }
+            std::thread::park_timeout(self.poll);
             self.poll = (self.poll * 2).min(POLL.1);
+        }
+    }
+
+    /// Whether nothing is under way any more.
+    fn settle(&mut self) -> Result<bool, CudaError> {
+        self.collect();
+        self.land()?;
+        let downloading = self.download()?;
+        let device = &self.desk.device;
+        Ok(!downloading && self.in_flight.is_empty() && self.free.iter().all(|buffer| buffer.is_idle(device)))
+    }
+}
+
+impl Drop for Feeder {
+    fn drop(&mut self) {
+        self.collect();
+        let mut stuck = false;
+        for flight in self.in_flight.drain(..) {
+            flight.source.quarantine();
+            stuck = true;
+        }
+        self.desk.in_flight.store(0, Ordering::Relaxed);
+        for buffer in self.free.drain(..) {
+            if !buffer.is_idle(&self.desk.device) {
+                self.desk.quarantine(buffer);
+                stuck = true;
+            }
+        }
+        if stuck {
+            self.desk.give_up();
         }
     }
 }

@@ -4,18 +4,21 @@ use super::Desk;
 use super::batch::{Buffer, DeviceBatch};
 use super::desk::Ready;
 use crate::cuda::device::RawStream;
-use crate::error::Closed;
-use crate::learner::{DeviceUseError, NextError, Taker};
+use crate::cuda::types::CudaError;
+use crate::learner::{ALL_HELD_PATIENCE, DeviceUseError, NextError, Taker};
 use crate::metrics::Stage;
 use crate::sync::{Patience, lock};
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 /// The per-thread default stream's handle: it names another stream on every thread.
 const PER_THREAD: RawStream = RawStream(2);
+/// How often a learner that is tied to its thread, and waits, looks for batches that other threads have dropped: only it
+/// can release them.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// Takes batches on a device. Made by [`Feed::learner_on`](crate::Feed::learner_on), which names the stream that uses
 /// them; every wait and every release is ordered on that stream, so none can be forgotten.
@@ -128,10 +131,7 @@ impl DeviceLearner {
             return Err(DeviceUseError::TooLarge { bytes, max });
         };
         side.desk.check_open()?;
-        // SAFETY: the learner's stream lives (its constructor's duty).
-        if unsafe { side.desk.device.is_capturing(side.stream)? } {
-            return Err(DeviceUseError::Capturing);
-        }
+        side.check_capture()?;
         // SAFETY: the caller's duty for `ptr` and `bytes`.
         unsafe { downloads.snapshot(&side.desk, side.stream, ptr, bytes, Box::new(then))? };
         side.desk.call();
@@ -139,30 +139,17 @@ impl DeviceLearner {
     }
 
     fn take(&self, patience: Patience) -> Result<Option<DeviceBatch>, NextError> {
-        let desk = &self.side.desk;
-        if desk.gate.is_inherited() {
-            return Err(NextError::Closed(Closed::UsedAfterFork));
-        }
-        self.side.check_thread()?;
-        // SAFETY: the learner's stream lives (its constructor's duty).
-        if unsafe { desk.device.is_capturing(self.side.stream) }.map_err(DeviceUseError::Cuda)? {
-            return Err(DeviceUseError::Capturing.into());
-        }
-        self.side.release_deferred();
-        let all_held = || {
-            let (held, buffers) = (desk.held.load(Ordering::Relaxed), desk.buffers);
-            (held >= buffers).then_some(NextError::AllHeld { held, buffers })
-        };
-        let blocked = |time: Duration| {
-            desk.gate.counters.learner_blocked_ns.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
-        };
-        let Some(taken) = self.taker.take(&desk.ready, patience, all_held, blocked)? else { return Ok(None) };
+        let (side, desk) = (&self.side, &self.side.desk);
+        desk.check_open()?;
+        side.check_thread()?;
+        side.check_capture()?;
+        let Some(taken) = self.await_batch(patience)? else { return Ok(None) };
         let Ready { buffer, ready, rows, sequence, sealed } = taken;
         // SAFETY: the learner's stream lives; the event is recorded, since the batch was handed over after that.
-        if let Err(error) = unsafe { desk.device.wait(self.side.stream, &ready) } {
-            desk.fail(&error);
+        if let Err(error) = unsafe { desk.device.wait(side.stream, &ready) } {
+            desk.gate.count_untaken(rows as u64);
             desk.give_back(buffer); // never handed to the learner's stream: its last use is the copy itself
-            return Err(DeviceUseError::Cuda(error).into());
+            return Err(side.fail(error).into());
         }
         let counters = &desk.gate.counters;
         counters.taken.fetch_add(1, Ordering::Relaxed);
@@ -174,12 +161,47 @@ impl DeviceLearner {
         desk.held.fetch_add(1, Ordering::Relaxed);
         Ok(Some(DeviceBatch::new(self.side.clone(), buffer, ready, rows, sequence)))
     }
+
+    /// Waits before the desk. While it waits it releases what other threads have dropped.
+    fn await_batch(&self, patience: Patience) -> Result<Option<Ready>, NextError> {
+        let (side, desk, begun) = (&self.side, &self.side.desk, Instant::now());
+        let is_over = || patience.left().is_some_and(|left| left.is_zero());
+        let all_held = || {
+            side.release_deferred();
+            let (held, buffers) = (desk.held.load(Ordering::Relaxed), desk.buffers);
+            let late = is_over() || begun.elapsed() >= ALL_HELD_PATIENCE;
+            (late && held >= buffers).then_some(NextError::AllHeld { held, buffers })
+        };
+        let blocked = |time: Duration| {
+            desk.gate.counters.learner_blocked_ns.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+        };
+        side.release_deferred();
+        loop {
+            let slice = if side.thread.is_some() { patience.at_most(LOOK) } else { patience };
+            let taken = self.taker.take(&desk.ready, slice, all_held, blocked)?;
+            if taken.is_some() || is_over() || side.thread.is_none() {
+                return Ok(taken);
+            }
+        }
+    }
 }
 
 impl Drop for DeviceLearner {
     fn drop(&mut self) {
-        if !self.side.desk.gate.is_inherited() {
-            self.side.desk.gate.learner_gone();
+        let desk = &self.side.desk;
+        if !desk.gate.is_inherited() {
+            desk.learner_gone();
+            desk.gate.learner_gone();
+        }
+    }
+}
+
+/// Batches that nobody could release any more: nothing says when the learner's kernels are done with them.
+impl Drop for LearnerSide {
+    fn drop(&mut self) {
+        let deferred = std::mem::take(self.deferred.get_mut().unwrap_or_else(PoisonError::into_inner));
+        if !self.desk.gate.is_inherited() {
+            deferred.into_iter().for_each(|buffer| self.desk.discard(buffer, false));
         }
     }
 }
@@ -190,12 +212,27 @@ impl LearnerSide {
         if here { Ok(()) } else { Err(DeviceUseError::OtherThread) }
     }
 
+    fn check_capture(&self) -> Result<(), DeviceUseError> {
+        // SAFETY: the learner's stream lives (its constructor's duty).
+        match unsafe { self.desk.device.is_capturing(self.stream) } {
+            Ok(false) => Ok(()),
+            Ok(true) => Err(DeviceUseError::Capturing),
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// A call on the learner's stream failed: the feed ends with that, if it has not ended before.
+    fn fail(&self, error: CudaError) -> DeviceUseError {
+        self.desk.fail(&error);
+        self.desk.check_open().map_or_else(DeviceUseError::Closed, |()| DeviceUseError::Cuda(error))
+    }
+
     /// Records the release of a buffer behind the learner's stream and gives it back, or keeps it until that can be done.
     pub(super) fn release(&self, mut buffer: Buffer) {
         let device = &self.desk.device;
         // SAFETY: the learner's stream lives as long as its batches (the constructor's duty).
-        let capturing = unsafe { device.is_capturing(self.stream) };
-        if matches!(capturing, Ok(true)) || self.check_thread().is_err() {
+        let capturing = || matches!(unsafe { device.is_capturing(self.stream) }, Ok(true));
+        if self.check_thread().is_err() || capturing() {
             lock(&self.deferred).push(buffer);
             return;
         }
@@ -206,9 +243,8 @@ impl LearnerSide {
                 self.desk.give_back(buffer);
             }
             Err(error) => {
-                // Nobody can know when the learner's kernels are done with it: it is never used again.
-                std::mem::forget(buffer);
-                self.desk.fail(&error);
+                self.desk.quarantine(buffer); // nobody can know when the learner's kernels are done with it
+                self.fail(error);
             }
         }
     }

@@ -36,6 +36,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+/// So long before a stop's deadline, at most, those who wait for queued copies give up.
+const MOST_MARGIN: Duration = Duration::from_millis(300);
+
 /// What a writer does when the ring has no room for a whole sample.
 ///
 /// ```
@@ -161,8 +164,8 @@ pub(crate) struct IntakeGate {
     gaps_hint: AtomicBool,
     /// Counts events that may have made room; spinning writers watch it.
     events: AtomicU64,
-    /// A stop or a fault came, also behind a natural end: feeding ends too.
-    over: AtomicBool,
+    /// The stop or the fault that came, also behind a natural end: feeding ends too.
+    over: OnceLock<Closed>,
     /// Learners alive, of the host and of devices.
     learners: AtomicUsize,
     /// Woken when the gate closes, for threads that wait elsewhere.
@@ -241,7 +244,7 @@ impl IntakeGate {
             cells: (0..buffers).map(|_| stripes::Cell::new(layout.rows)).collect(),
             gaps_hint: AtomicBool::new(false),
             events: AtomicU64::new(0),
-            over: AtomicBool::new(false),
+            over: OnceLock::new(),
             learners: AtomicUsize::new(0),
             at_close: Mutex::default(),
             stop_deadline: OnceLock::new(),
@@ -310,7 +313,7 @@ impl IntakeGate {
             return;
         }
         if reason != Closed::LearnerGone {
-            self.over.store(true, Ordering::Release); // SYNC: pairs with the Acquire in `is_over`
+            let _ = self.over.set(reason.clone());
         }
         let mut state = lock(&self.state);
         let ring = self.shut(&mut state, reason.clone());
@@ -331,12 +334,12 @@ impl IntakeGate {
         tracing::error!(target: "pinring", slot, "a slot is quarantined: the end of a copy from it is unknown");
     }
 
-    /// Whether a stop or a fault came; a natural end may lie before it.
-    pub(crate) fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+    /// The stop or the fault that came, if one did; a natural end may lie before it.
+    pub(crate) fn over(&self) -> Option<&Closed> {
+        self.over.get()
     }
 
-    /// Wakes this waker when the gate closes, for whatever reason.
+    /// Wakes this waker at every close: when the last learner is gone, at a stop, at a fault.
     pub(crate) fn wake_at_close(&self, waker: Waker) {
         lock(&self.at_close).push(waker);
         if self.closed().is_some() {
@@ -345,7 +348,8 @@ impl IntakeGate {
     }
 
     fn wake_watchers(&self) {
-        lock(&self.at_close).iter().for_each(Waker::wake_by_ref);
+        let watchers = lock(&self.at_close).clone(); // woken without the lock
+        watchers.iter().for_each(Waker::wake_by_ref);
     }
 
     /// Counts one more learner.
@@ -366,11 +370,14 @@ impl IntakeGate {
         lock(&self.state).left.untaken_rows += rows;
     }
 
-    /// Sets by when queued copies must be over; the first one counts.
+    /// Sets by when a stop wants every thread to have ended; the first one counts. Queued copies are waited for until a
+    /// little before, so that whoever waits for them gives them up and still ends in time.
     pub(crate) fn set_stop_deadline(&self, deadline: Instant) {
-        let _ = self.stop_deadline.set(deadline);
+        let left = deadline.saturating_duration_since(Instant::now());
+        let _ = self.stop_deadline.set(deadline - (left / 4).min(MOST_MARGIN));
     }
 
+    /// By when queued copies must be over.
     pub(crate) fn stop_deadline(&self) -> Option<Instant> {
         self.stop_deadline.get().copied()
     }
@@ -393,10 +400,16 @@ impl IntakeGate {
         lock(&self.state).left
     }
 
-    /// After the close: leases and open steps that still keep the ring.
+    /// After the close: leases and open steps that still keep the ring, without those that are quarantined.
     pub(crate) fn out(&self) -> usize {
         let state = lock(&self.state);
-        self.buffers - state.free.len() + state.claims
+        let out = self.buffers - state.free.len() + state.claims;
+        out.saturating_sub(self.quarantined())
+    }
+
+    /// Slots that are never used again.
+    pub(crate) fn quarantined(&self) -> usize {
+        self.counters.quarantined.load(Ordering::Relaxed) as usize
     }
 
     /// Shuts the writers' side and returns the ring if no claim needs it any more, to be dropped without the lock.
