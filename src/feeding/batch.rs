@@ -3,6 +3,7 @@
 use super::Desk;
 use super::learner::LearnerSide;
 use crate::cuda::device::{Device, DeviceMemory, Event, RawStream};
+use crate::cuda::types::CudaError;
 use crate::element::{DType, Element};
 use crate::learner::DeviceUseError;
 use crate::sample::Column;
@@ -27,10 +28,10 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// Whether nothing on the device uses it any more. False where that cannot be learned.
-    pub(crate) fn is_idle(&self, device: &Device) -> bool {
+    /// Whether nothing on the device uses it any more.
+    pub(crate) fn is_idle(&self, device: &Device) -> Result<bool, CudaError> {
         let last_use = if self.recorded { Some(&self.released) } else { self.filled.as_deref() };
-        last_use.is_none_or(|event| matches!(device.query(event), Ok(true)))
+        last_use.map_or(Ok(true), |event| device.query(event))
     }
 }
 

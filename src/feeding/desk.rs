@@ -197,7 +197,7 @@ impl Desk {
     /// Frees a buffer that nobody will fill again. That waits for the device, where the learner's kernels may well run:
     /// but not where waiting was in vain.
     pub(crate) fn discard(&self, buffer: Buffer, ordered: bool) {
-        if self.stuck.load(Ordering::Relaxed) && !(ordered && buffer.is_idle(&self.device)) {
+        if self.stuck.load(Ordering::Relaxed) && !(ordered && buffer.is_idle(&self.device) == Ok(true)) {
             self.quarantine(buffer);
         }
     }

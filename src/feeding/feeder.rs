@@ -248,8 +248,11 @@ impl Feeder {
         self.collect();
         self.land()?;
         let downloading = self.download()?;
-        let device = &self.desk.device;
-        Ok(!downloading && self.in_flight.is_empty() && self.free.iter().all(|buffer| buffer.is_idle(device)))
+        let mut busy = downloading || !self.in_flight.is_empty();
+        for buffer in &self.free {
+            busy |= !buffer.is_idle(&self.desk.device)?;
+        }
+        Ok(!busy)
     }
 }
 
@@ -263,7 +266,7 @@ impl Drop for Feeder {
         }
         self.desk.in_flight.store(0, Ordering::Relaxed);
         for buffer in self.free.drain(..) {
-            if !buffer.is_idle(&self.desk.device) {
+            if buffer.is_idle(&self.desk.device) != Ok(true) {
                 self.desk.quarantine(buffer);
                 stuck = true;
             }
