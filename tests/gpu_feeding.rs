@@ -23,9 +23,9 @@ fn search() -> Option<CudaSearch> {
 fn batches_arrive_whole() {
     let Some(search) = search() else { return };
     for (rows, words) in [(16, 8), (64, 2048), (512, 8376)] {
-        feeding::batches_arrive_whole(&search, Pinning::Required, rows, words, 60);
+        feeding::batches_arrive_whole(&search, Pinning::Required, 1, (rows, words), 60);
     }
-    feeding::batches_arrive_whole(&search, Pinning::Off, 64, 2048, 40);
+    feeding::batches_arrive_whole(&search, Pinning::Off, 1, (64, 2048), 40);
 }
 
 /// Not a bench: a first look at the rate, printed.
