@@ -7,7 +7,8 @@
 
 use super::supervisor::{Pinned, Supervisor};
 use crate::cuda::device::Device;
-use crate::cuda::types::CudaSearch;
+use crate::cuda::types::{CudaError, CudaSearch};
+use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{PinWatch, Ring, RingPlan};
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
 use std::sync::Arc;
@@ -51,21 +52,36 @@ impl Message for Pin {
 impl Handler<Pin> for Pinning {
     type Result = ();
     fn handle(&mut self, _: Pin, _: &mut Self::Context) {
+        let made = self.make();
+        self.supervisor.do_send(Pinned(made));
+    }
+}
+
+impl Pinning {
+    fn make(&mut self) -> Result<Arc<Ring>> {
         let PinPlan { ring, cuda, watch, device } = &self.plan;
-        if let (Some(search), Some(ordinal)) = (cuda, device) {
-            // Where that fails there is no CUDA to use, and the search below says why in full.
-            self.device = Device::attach(search, *ordinal).ok().filter(|device| device.select().is_ok());
-        }
-        let made = match cuda {
+        let selected = match (cuda, device) {
+            (Some(search), Some(ordinal)) => Some(select(search, *ordinal)),
+            _ => None,
+        };
+        let ring = match cuda {
             Some(search) => Ring::pinned(ring, search, watch),
             None => Ring::unpinned(ring, watch),
         };
-        let made = made.map(Arc::new);
-        if let Ok(ring) = &made {
-            self.ring = Some(ring.clone());
-        }
-        self.supervisor.do_send(Pinned(made));
+        // Without CUDA the first fails too, but the ring's error names everything that was looked at.
+        let ring = Arc::new(ring?);
+        self.device = selected.transpose()?;
+        self.ring = Some(ring.clone());
+        Ok(ring)
     }
+}
+
+/// Makes a device the calling thread's own.
+fn select(search: &CudaSearch, ordinal: i32) -> Result<Device> {
+    let cuda = |error: CudaError| Error::from_source(ErrorKind::Cuda, error);
+    let device = Device::attach(search, ordinal).map_err(|error| Error::from_source(ErrorKind::Cuda, error))?;
+    device.select().map_err(cuda)?;
+    Ok(device)
 }
 
 /// Give the ring up and end.
