@@ -66,6 +66,7 @@ pub enum WhenFull {
 
 impl WhenFull {
     /// How long a committed sample waits for room.
+    #[inline]
     pub(crate) fn patience(self) -> Patience {
         match self {
             WhenFull::Block => Patience::Forever,
