@@ -7,11 +7,14 @@
 //! Rows of 29 bytes (4 leaves), 28,237 bytes (4 leaves, pixels) and 67,000 bytes (44 leaves); 1 to 8 writers of 1 or 16
 //! lanes; values put from slices, or written in place through views. Batches of 512, 3 buffers; the learner takes each
 //! batch and drops it at once. The floor: as many threads as writers, but no more than cores, fill their shares of the
-//! slots by `memcpy`, from the same sources, in the same order. Cases are named like `small/1-writers/16-lanes/put`.
+//! slots by `memcpy`, from the same sources, in the same order; slot after slot, and, in a column of its own, one slot
+//! again and again. Ours lies between the two where caches matter: the slot that came home last is the next to be
+//! filled, so with a learner this quick it is often still in the caches. Cases are named like
+//! `small/1-writers/16-lanes/put`.
 
 mod common;
 
-use common::crew::{Length, Part, Slice};
+use common::crew::{Length, Part, Slice, ratio};
 use common::work::{Columns, How, Leaves, Source};
 use common::{Args, Cell, Crew, Failure, Floor, Mode, Report, Spread, Until, drain, watchdog};
 use pinring::{Element, Feed, Sample, Writer};
@@ -35,8 +38,9 @@ fn main() -> ExitCode {
                 ("GB/s", 6),
                 ("floor, M rows/s", 26),
                 ("of floor", 18),
-                ("CPU ns/row", 16),
-                ("floor's", 16),
+                ("of floor, one slot", 18),
+                ("CPU ns/row", 18),
+                ("floor's", 18),
             ],
         );
         rows::<f32>("small", 4, 0, args, report)?;
@@ -84,7 +88,10 @@ struct Case<O> {
 
 #[derive(Clone, Copy, Debug)]
 enum Turn {
+    /// Slot after slot.
     Floor,
+    /// The same slot again and again, which stays in the caches where it fits.
+    OneSlot,
     Ours,
 }
 
@@ -155,10 +162,9 @@ impl<O: Element + From<u8> + PartialEq> Case<O> {
             let (case, floor, sources) = (case.clone(), floor.clone(), sources.clone());
             Ok(Box::new(move |turn, until| match turn {
                 Turn::Ours => Some(case.ours(&mut writer, &sources[index], until)),
-                Turn::Floor if index < floor_threads => {
-                    Some(case.floor(&floor, &sources, (index, floor_threads), until))
-                }
-                Turn::Floor => None,
+                Turn::Floor | Turn::OneSlot if index >= floor_threads => None,
+                Turn::Floor => Some(case.floor(&floor, BUFFERS, &sources, (index, floor_threads), until)),
+                Turn::OneSlot => Some(case.floor(&floor, 1, &sources, (index, floor_threads), until)),
             }))
         });
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
@@ -166,32 +172,26 @@ impl<O: Element + From<u8> + PartialEq> Case<O> {
         let learner = std::thread::spawn(move || drain(&learner));
         let crew = Crew::new(parts);
 
-        let slice = args.slice(SLICE);
-        let run = |turn| crew.slice(turn, Length::Time(slice));
-        run(Turn::Floor); // both warm up once
-        run(Turn::Ours);
-        let pairs = (0..args.pairs()).map(|pair| match pair % 2 {
-            0 => (run(Turn::Floor), run(Turn::Ours)),
-            _ => {
-                let ours = run(Turn::Ours);
-                (run(Turn::Floor), ours)
-            }
-        });
-        let pairs: Vec<(Slice, Slice)> = pairs.collect();
+        let length = Length::Time(args.slice(SLICE));
+        let turns = [Turn::Floor, Turn::OneSlot, Turn::Ours].map(|turn| (turn, length));
+        crew.rounds(turns, 1); // all warm up once
+        let [floor, one_slot, ours] = crew.rounds(turns, args.pairs());
         drop(crew);
         learner.join().expect("a panic ends the process")?;
 
-        let ours = Spread::of(pairs.iter().map(|pair| pair.1.rate() / 1e6));
-        let ratio = Spread::of(pairs.iter().map(|(floor, ours)| ours.rate() / floor.rate()));
-        let digits = if ours.median < 5.0 { 3 } else { 1 };
+        let rate = |slices: &[Slice]| Spread::of(slices.iter().map(|slice| slice.rate() / 1e6));
+        let cpu = |slices: &[Slice]| Spread::of(slices.iter().map(Slice::cpu_ns));
+        let (rows_a_second, of_floor) = (rate(&ours), ratio(&ours, &floor));
+        let digits = if rows_a_second.median < 5.0 { 3 } else { 1 };
         report.row(vec![
             Cell::Text(case.name.clone()),
-            Cell::Spread(ours, digits),
-            Cell::Figure(ours.median * row_bytes as f64 / 1e3, 2),
-            Cell::Spread(Spread::of(pairs.iter().map(|pair| pair.0.rate() / 1e6)), digits),
-            Cell::Spread(ratio, 2),
-            Cell::Spread(Spread::of(pairs.iter().map(|pair| pair.1.cpu_ns())), 0),
-            Cell::Spread(Spread::of(pairs.iter().map(|pair| pair.0.cpu_ns())), 0),
+            Cell::Spread(rows_a_second, digits),
+            Cell::Figure(rows_a_second.median * row_bytes as f64 / 1e3, 2),
+            Cell::Spread(rate(&floor), digits),
+            Cell::Spread(of_floor, 2),
+            Cell::Spread(ratio(&ours, &one_slot), 2),
+            Cell::Spread(cpu(&ours), 0),
+            Cell::Spread(cpu(&floor), 0),
         ]);
         let least = match (rows, case.lanes, case.writers) {
             ("small", 1, 1) => Some(35.0),
@@ -201,9 +201,9 @@ impl<O: Element + From<u8> + PartialEq> Case<O> {
             _ => None,
         };
         match least {
-            Some(least) => report.at_least(format!("{}, M rows/s", case.name), ours.median, least),
+            Some(least) => report.at_least(format!("{}, M rows/s", case.name), rows_a_second.median, least),
             None if rows != "small" && case.writers != 4 => {
-                report.at_least(format!("{}, of floor", case.name), ratio.median, 0.85);
+                report.at_least(format!("{}, of floor", case.name), of_floor.median, 0.85);
             }
             None => {}
         }
@@ -220,15 +220,22 @@ impl<O: Element + From<u8> + PartialEq> Case<O> {
         steps * self.lanes as u64
     }
 
-    /// Fills its share of slot after slot, step by step, from its sources in turn; returns rows.
-    fn floor(&self, floor: &Floor, sources: &[Source<O>], share: (usize, usize), until: &Until<'_>) -> u64 {
+    /// Fills its share of so many slots in turn, step by step, from its sources in turn; returns rows.
+    fn floor(
+        &self,
+        floor: &Floor,
+        slots: usize,
+        sources: &[Source<O>],
+        share: (usize, usize),
+        until: &Until<'_>,
+    ) -> u64 {
         let mine: Vec<Vec<&[u8]>> = sources.iter().skip(share.0).step_by(share.1).map(Source::bytes).collect();
         // Whole steps: what is left over at the end of a slot is a row or two of 512.
         let steps = BATCH / share.1 / self.lanes;
         let first = share.0 * steps * self.lanes;
         let mut done = 0;
         loop {
-            for slot in 0..BUFFERS {
+            for slot in 0..slots {
                 for step in 0..steps {
                     if until.over(done) {
                         return done * self.lanes as u64;

@@ -12,7 +12,7 @@
 
 mod common;
 
-use common::crew::{Length, Part, Slice};
+use common::crew::{Length, Part, Slice, ratio};
 use common::{Args, Cell, Crew, Failure, Floor, Mode, Report, Spread, Until, as_bytes, drain, watchdog};
 use pinring::{Batch, Column, Feed, Leaf, Sample, Step, Writer};
 use std::num::NonZeroUsize;
@@ -211,7 +211,7 @@ impl Case {
                     let unroll = first as usize / STEPS;
                     let new = !std::mem::replace(&mut seen[lane][unroll], true);
                     let whole = self.is_unroll(&batch, &columns, row, &mut expected[lane], first);
-                    if !new || !whole || first as usize % STEPS != 0 {
+                    if !new || !whole || !(first as usize).is_multiple_of(STEPS) {
                         return Err(format!("{}: row {row} is not unroll {unroll} of lane {lane}", self.name()).into());
                     }
                 }
@@ -279,28 +279,19 @@ impl Case {
             true => Length::Steps(whole_unrolls(warm_up.rate() / LANES as f64 * slice.as_secs_f64())),
             false => Length::Time(slice),
         };
-        let mut turns = [(Turn::Once, Vec::new()), (Turn::Twice, Vec::new()), (Turn::Ours, Vec::new())];
-        for pair in 0..args.pairs() {
-            turns.rotate_left(pair % 2); // nobody is always behind the same
-            for (turn, slices) in &mut turns {
-                let length = if let Turn::Ours = turn { length } else { Length::Time(slice) };
-                slices.push(crew.slice(*turn, length));
-            }
-            turns.sort_by_key(|(turn, _)| *turn as usize);
-        }
+        let turns = [(Turn::Once, Length::Time(slice)), (Turn::Twice, Length::Time(slice)), (Turn::Ours, length)];
+        let [once, twice, ours] = crew.rounds(turns, args.pairs());
         drop(crew);
         learner.join().expect("a panic ends the process")?;
 
-        let [(_, once), (_, twice), (_, ours)] = turns;
         let rate = Spread::of(ours.iter().map(|slice| slice.rate()));
-        let of = |floor: &[Slice]| Spread::of(ours.iter().zip(floor).map(|(ours, floor)| ours.rate() / floor.rate()));
         report.row(vec![
             Cell::Text(self.name()),
             Cell::Spread(rate.times(1e-3), 0),
             Cell::Figure(rate.median / STEPS as f64, 0),
             Cell::Figure(rate.median / STEPS as f64 * floor.row_bytes() as f64 / 1e9, 2),
-            Cell::Spread(of(&once), 2),
-            Cell::Spread(of(&twice), 2),
+            Cell::Spread(ratio(&ours, &once), 2),
+            Cell::Spread(ratio(&ours, &twice), 2),
             Cell::Spread(Spread::of(ours.iter().map(|slice| slice.cpu_ns() / 1e3)), 2),
         ]);
         Ok(())

@@ -3,7 +3,7 @@
 //! The same threads run every slice of a case, one kind of turn after the other, so that both see the same cores, the
 //! same caches and the same neighbours. Between slices they sleep.
 
-use super::{cpu, watchdog};
+use super::{Spread, cpu, watchdog};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -128,6 +128,25 @@ impl<T: Copy + Send + 'static> Crew<T> {
         shared.end.wait();
         Slice(locked(&shared.results).clone())
     }
+}
+
+impl<T: Copy + Send + 'static> Crew<T> {
+    /// As many slices of each of the turns as there are rounds; every round begins with another turn. Slices with the
+    /// same place were taken one behind the other.
+    pub fn rounds<const N: usize>(&self, turns: [(T, Length); N], rounds: usize) -> [Vec<Slice>; N] {
+        let mut slices = [const { Vec::new() }; N];
+        for round in 0..rounds {
+            for place in (0..N).map(|place| (place + round) % N) {
+                slices[place].push(self.slice(turns[place].0, turns[place].1));
+            }
+        }
+        slices
+    }
+}
+
+/// The median, and the spread, of what pairs of slices say of each other.
+pub fn ratio(ours: &[Slice], floor: &[Slice]) -> Spread {
+    Spread::of(ours.iter().zip(floor).map(|(ours, floor)| ours.rate() / floor.rate()))
 }
 
 impl<T: Copy> Shared<T> {

@@ -44,6 +44,7 @@ impl<O: Element + From<u8> + PartialEq> Leaves<O> {
         let more = more.collect();
         let action = step.leaf::<i64>("action", &[]);
         let reward = step.leaf::<f32>("reward", &[]);
+        step.reward(reward);
         let done = step.leaf::<bool>("done", &[]);
         (Leaves { obs, obs_elements: elements, more, action, reward, done }, step)
     }
@@ -137,7 +138,7 @@ impl<O: Element + From<u8> + PartialEq> Source<O> {
             });
             self.action[lane] = ((first + lane) as i64) << 32 | step as i64;
             self.reward[lane] = step as f32;
-            self.done[lane] = step % 7 == 0;
+            self.done[lane] = step.is_multiple_of(7);
         }
     }
 
