@@ -245,8 +245,9 @@ impl Desk {
 
     #[cfg(test)]
     pub(crate) fn crash_if_told(&self) {
-        let told = lock(&self.crash).take();
-        told.into_iter().for_each(|text| panic!("{text}"));
+        if let Some(text) = lock(&self.crash).take() {
+            panic!("{text}");
+        }
     }
 
     /// Whether this process is the one that attached the device.
