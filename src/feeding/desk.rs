@@ -71,7 +71,7 @@ pub(crate) struct Desk {
     /// A learner was made, and one is alive.
     taken: AtomicBool,
     wanted: AtomicBool,
-    /// Something on the device did not end while it was waited for: nobody waits for this device any more.
+    /// Something on the device did not end while it was waited for, or nobody knows: nobody waits for it any more.
     stuck: AtomicBool,
     quarantined_buffers: AtomicU64,
     pub(crate) copies: AtomicU64,
@@ -194,10 +194,14 @@ impl Desk {
         self.stuck.store(true, Ordering::Relaxed);
     }
 
-    /// Frees a buffer that nobody will fill again. That waits for the device, where the learner's kernels may well run:
-    /// but not where waiting was in vain.
-    pub(crate) fn discard(&self, buffer: Buffer, ordered: bool) {
-        if self.stuck.load(Ordering::Relaxed) && !(ordered && buffer.is_idle(&self.device) == Ok(true)) {
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.stuck.load(Ordering::Relaxed)
+    }
+
+    /// Frees a buffer that nobody will fill again. Freeing waits for all work of the device, the learner's kernels too:
+    /// so not where waiting was in vain.
+    pub(crate) fn discard(&self, buffer: Buffer) {
+        if self.is_given_up() {
             self.quarantine(buffer);
         }
     }
@@ -292,7 +296,7 @@ impl Drop for Desk {
                     flight.source.quarantine();
                 }
             }
-            returned.into_iter().for_each(|buffer| self.discard(buffer, true));
+            returned.into_iter().for_each(|buffer| self.discard(buffer));
         });
     }
 }

@@ -201,7 +201,7 @@ impl Drop for LearnerSide {
     fn drop(&mut self) {
         let deferred = std::mem::take(self.deferred.get_mut().unwrap_or_else(PoisonError::into_inner));
         if !self.desk.gate.is_inherited() {
-            deferred.into_iter().for_each(|buffer| self.desk.discard(buffer, false));
+            deferred.into_iter().for_each(|buffer| self.desk.discard(buffer));
         }
     }
 }
