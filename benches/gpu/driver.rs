@@ -43,7 +43,7 @@ macro_rules! table {
                 $(
                     // SAFETY: the function is declared with the signature of NVIDIA's header for this symbol.
                     let $name = unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) };
-                    let $name = *$name.map_err(|error| format!("{LIBRARY} has no {}: {error}", stringify!($name)))?;
+                    let $name = *$name.map_err(|error| format!("{LIBRARY} has no {}: {}", stringify!($name), with_sources(&error)))?;
                 )*
                 Ok(Table { $($name),* })
             }
@@ -93,6 +93,17 @@ table! {
     cuGraphExecDestroy(usize);
 }
 
+/// An error's text and that of what caused it.
+fn with_sources(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}
+
 /// The driver and the primary context of the first visible device.
 pub struct Cuda {
     table: Table,
@@ -107,7 +118,7 @@ impl Cuda {
     pub fn open() -> Result<&'static Cuda, Failure> {
         // SAFETY: loading runs the library's initialisers, which NVIDIA makes to run in any process.
         let library = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) }
-            .map_err(|error| format!("{LIBRARY} was not loaded: {error}"))?;
+            .map_err(|error| format!("{LIBRARY} was not loaded: {}", with_sources(&error)))?;
         let table = Table::load(&library)?;
         let _ = library.into_raw(); // never closed: its functions are in use until the end
         let mut cuda = Cuda { table, context: 0, name: String::new(), version: 0 };

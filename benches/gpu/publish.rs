@@ -81,7 +81,9 @@ fn case(setting: &Setting, report: &mut Report, name: &str, bytes: usize, steps:
             }
         }
         report.table(
-            &format!("{name}, L={KERNELS}; {steps} steps of each way; µs"),
+            &format!(
+                "{name}, behind L={KERNELS} kernels, which a blocking copy waits for; {steps} steps of each way; µs"
+            ),
             &[
                 ("way", 36),
                 ("blocked p50", 9),

@@ -39,6 +39,7 @@ struct Case<'a> {
 }
 
 pub fn run(setting: &Setting, report: &mut Report) -> Result<(), Failure> {
+    let mut checked = 0;
     if setting.is_timing() {
         report.table(
             "to the device, GB/s: medians [least, most] of turns",
@@ -68,9 +69,11 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<(), Failure> {
                 });
                 case.end()?;
                 result?;
+                checked += 1;
             }
         }
     }
+    println!("checked: every column of {CHECKED} batches of each of {checked} cases, by its weight on the device");
     Ok(())
 }
 
