@@ -18,6 +18,35 @@ use std::time::{Duration, Instant};
 /// While the learner holds every batch, none can come: this long it may, since a framework's queue gives back late.
 const ALL_HELD_PATIENCE: Duration = Duration::from_secs(1);
 
+/// Since when the learner holds every batch, as one wait has seen it.
+#[derive(Clone, Debug, Default)]
+struct HeldWatch {
+    /// How many batches it had taken by then, so that one taken since shows.
+    since: Option<(u64, Instant)>,
+}
+
+impl HeldWatch {
+    /// Looks again: the error, if the same batches have all been held for `patience`.
+    fn look(&mut self, gate: &IntakeGate, patience: Duration) -> Option<NextError> {
+        let (held, buffers) = (gate.counters.held.load(Ordering::Relaxed), gate.buffers);
+        if held < buffers {
+            self.since = None;
+            return None;
+        }
+        let taken = gate.counters.taken.load(Ordering::Relaxed);
+        let since = match self.since {
+            Some((before, since)) if before == taken => since,
+            _ => self.since.insert((taken, Instant::now())).1,
+        };
+        (since.elapsed() >= patience).then_some(NextError::AllHeld { held, buffers })
+    }
+
+    /// How long to wait before the next look.
+    fn left(&self) -> Duration {
+        self.since.map_or(ALL_HELD_PATIENCE, |(_, since)| ALL_HELD_PATIENCE.saturating_sub(since.elapsed()))
+    }
+}
+
 /// Why there is no batch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -130,7 +159,7 @@ impl Learner {
     /// # Errors
     /// As [`next_batch`](Learner::next_batch).
     pub fn next_async(&self) -> NextBatch<'_> {
-        NextBatch { learner: self, waker: None, begun: None }
+        NextBatch { learner: self, waker: None, begun: None, held: HeldWatch::default() }
     }
 
     /// Batches until the source ends. An error is the last item.
@@ -143,10 +172,12 @@ impl Learner {
     /// error.
     ///
     /// # Errors
-    /// As [`next_batch`](Learner::next_batch), for the first feed that fails.
+    /// As [`next_batch`](Learner::next_batch), for the first feed that fails. [`NextError::AllHeld`] only when no feed can
+    /// go on: after a second, or at the timeout if that is shorter.
     pub fn select(learners: &[&Learner], timeout: Duration) -> Result<Option<(usize, Batch)>, NextError> {
         let patience = Patience::timeout(timeout);
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let mut watches = vec![HeldWatch::default(); learners.len()];
         if learners.iter().any(|learner| learner.gate.is_inherited()) {
             return Err(NextError::Closed(Closed::UsedAfterFork));
         }
@@ -155,25 +186,32 @@ impl Learner {
                 learner.gate.batches.peek(|sealed: &Sealed| sealed.sealed).map(|since| (since, index))
             };
             if let Some((_, index)) = learners.iter().enumerate().filter_map(waiting).min()
-                && let Some(batch) = learners[index].try_next()?
+                // If somebody else was quicker, the look at all of them below says what is left.
+                && let Ok(Some(batch)) = learners[index].try_next()
             {
                 return Ok(Some((index, batch)));
             }
-            let mut ended = 0;
-            for (index, learner) in learners.iter().enumerate() {
+            let left = patience.left().unwrap_or(ALL_HELD_PATIENCE);
+            let long = if left.is_zero() { Duration::ZERO } else { ALL_HELD_PATIENCE };
+            let (mut ended, mut held) = (0, Vec::new());
+            for (index, (learner, watch)) in learners.iter().zip(&mut watches).enumerate() {
                 match learner.take(Patience::None) {
                     Ok(Some(batch)) => return Ok(Some((index, batch))),
                     Ok(None) => {}
                     Err(NextError::Ended) => ended += 1,
-                    // Held by this thread or by a framework's queue: others may go on.
-                    Err(NextError::AllHeld { .. }) if learners.len() > 1 => {}
+                    Err(NextError::AllHeld { .. }) => held.extend(watch.look(&learner.gate, long)),
                     Err(error) => return Err(error),
                 }
             }
             if ended == learners.len() {
                 return Err(NextError::Ended);
             }
-            let left = patience.left().unwrap_or(ALL_HELD_PATIENCE);
+            // While one feed can go on, it does not matter that others cannot.
+            if ended + held.len() == learners.len()
+                && let Some(error) = held.into_iter().next()
+            {
+                return Err(error);
+            }
             if left.is_zero() {
                 return Ok(None);
             }
@@ -199,8 +237,9 @@ impl Learner {
         if let Some(sealed) = self.gate.batches.take(Patience::None, &mut Spin::default())? {
             return Ok(Some(Batch::new(sealed)));
         }
+        let mut watch = HeldWatch::default();
         if matches!(patience, Patience::None) {
-            return self.all_held().map_or(Ok(None), Err);
+            return watch.look(&self.gate, Duration::ZERO).map_or(Ok(None), Err);
         }
         let begun = Instant::now();
         let mut fresh = Spin::default();
@@ -210,27 +249,26 @@ impl Learner {
             Err(TryLockError::WouldBlock) => None,
         };
         let spin = kept.as_deref_mut().unwrap_or(&mut fresh);
+        let _ = watch.look(&self.gate, ALL_HELD_PATIENCE);
         loop {
-            let slice = patience.left().map_or(ALL_HELD_PATIENCE, |left| left.min(ALL_HELD_PATIENCE));
+            let slice = patience.left().map_or(watch.left(), |left| left.min(watch.left()));
             let taken = self.gate.batches.take(Patience::timeout(slice), spin);
             let over = patience.left().is_some_and(|left| left.is_zero());
             let result = match taken {
                 Ok(Some(sealed)) => Ok(Some(Batch::new(sealed))),
-                Ok(None) => match self.all_held() {
-                    Some(error) => Err(error),
-                    None if over => Ok(None),
-                    None => continue,
-                },
+                Ok(None) => {
+                    let long = if over { Duration::ZERO } else { ALL_HELD_PATIENCE };
+                    match watch.look(&self.gate, long) {
+                        Some(error) => Err(error),
+                        None if over => Ok(None),
+                        None => continue,
+                    }
+                }
                 Err(closed) => Err(closed.into()),
             };
             self.blocked(begun.elapsed());
             return result;
         }
-    }
-
-    fn all_held(&self) -> Option<NextError> {
-        let (held, buffers) = (self.gate.counters.held.load(Ordering::Relaxed), self.gate.buffers);
-        (held >= buffers).then_some(NextError::AllHeld { held, buffers })
     }
 
     fn blocked(&self, time: Duration) {
@@ -305,6 +343,7 @@ pub struct NextBatch<'l> {
     learner: &'l Learner,
     waker: Option<u64>,
     begun: Option<Instant>,
+    held: HeldWatch,
 }
 
 impl NextBatch<'_> {
@@ -331,8 +370,7 @@ impl Future for NextBatch<'_> {
             let ready = match gate.batches.take(Patience::None, &mut Spin::default()) {
                 Ok(Some(sealed)) => Some(Ok(Batch::new(sealed))),
                 // While every batch is held nothing wakes this task but the ingest actor's watch, once a second.
-                Ok(None) if begun.elapsed() >= ALL_HELD_PATIENCE => self.learner.all_held().map(Err),
-                Ok(None) => None,
+                Ok(None) => self.held.look(&gate, ALL_HELD_PATIENCE).map(Err),
                 Err(closed) => Some(Err(closed.into())),
             };
             if let Some(ready) = ready {
