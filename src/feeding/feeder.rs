@@ -114,14 +114,12 @@ impl Feeder {
         if !self.desk.is_wanted() {
             return Ok((false, false));
         }
-        let desk = self.desk.clone();
-        let batches = &desk.gate.batches;
-        if let Some(Closed::Ended | Closed::LaneGone { .. }) = batches.exhausted() {
-            desk.ready.wake(desk.ready.end(Closed::Ended));
+        if let Some(Closed::Ended | Closed::LaneGone { .. }) = self.desk.gate.batches.exhausted() {
+            self.desk.ready.wake(self.desk.ready.end(Closed::Ended));
             return Ok((false, false));
         }
-        let Some(buffer) = self.usable()? else { return Ok((false, batches.len() > 0)) };
-        match batches.take(Patience::None, &mut Spin::default()) {
+        let Some(buffer) = self.usable()? else { return Ok((false, self.desk.gate.batches.len() > 0)) };
+        match self.desk.gate.batches.take(Patience::None, &mut Spin::default()) {
             Ok(Some(sealed)) => self.issue(sealed, buffer).map(|()| (true, false)),
             Ok(None) | Err(_) => {
                 self.free.push_front(buffer);
