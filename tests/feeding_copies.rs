@@ -207,6 +207,7 @@ alone! {
             let batch = rig.learner.next_batch().unwrap();
             let text = if shared {
                 let batch = batch.share();
+                rig.fake.hold(rig.stream, true); // the first is given up at the stop
                 rig.copy_column(&batch, 0).unwrap();
                 rig.fake.inject("cuEventRecord", 1, 1);
                 let error = rig.copy_column(&batch, 1).unwrap_err();
@@ -222,10 +223,12 @@ alone! {
             assert!(text.contains("cuEventRecord returned 1 CUDA_ERROR_INVALID_VALUE"), "{text}");
             let Some(Closed::Fault(fault)) = rig.feed.closed() else { panic!("{:?}", rig.feed.closed()) };
             assert_eq!(fault.actor(), "feeding0");
-            rig.fake.run_all();
-            let report = rig.feed.stop(DEADLINE).unwrap();
+            rig.fake.run(rig.stream);
+            let report = rig.feed.stop(if shared { Duration::from_secs(1) } else { DEADLINE }).unwrap();
             assert_eq!((report.quarantined_slots, report.still_out, report.threads_given_up.len()), (1, 0, 0), "{report}");
             assert_eq!((rig.feed.metrics().quarantined_slots, rig.feed.metrics().batches_held), (1, 0));
+            rig.fake.hold(rig.stream, false);
+            rig.fake.run(rig.stream);
             assert_bytes(&rig.fake, rig.place(u64::from(shared)), 9, "it ran after all");
             let Rig { fake, feed, learner, copier, .. } = rig;
             drop((feed, learner, copier));

@@ -1,16 +1,25 @@
 //! On a host with a GPU: feeding it. Without one each test prints `skipped: no CUDA device` and why.
 #![cfg(target_os = "linux")]
+#![allow(unsafe_code)] // raw streams and addresses, and the driver beside the feed
 
 mod common;
 #[path = "common/feeding.rs"]
 mod feeding;
 
+use feeding::{Bytes, DEADLINE, learner_on, until};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use pinring::*;
-use std::time::Instant;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-fn search() -> Option<CudaSearch> {
+/// The CUDA of this host, and the turn: a capture in one test would be spoilt by what the others do themselves.
+fn search() -> Option<(CudaSearch, MutexGuard<'static, ()>)> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     match probe_cuda(&CudaSearch::new()) {
-        Ok(_) => Some(CudaSearch::new()),
+        Ok(_) => Some((CudaSearch::new(), turn)),
         Err(error) => {
             assert!(std::env::var_os("PINRING_GPU_REQUIRED").is_none(), "PINRING_GPU_REQUIRED is set, and {error}");
             println!("skipped: no CUDA device: {}", error.to_string().lines().next().unwrap_or_default());
@@ -19,19 +28,247 @@ fn search() -> Option<CudaSearch> {
     }
 }
 
+/// The driver as another part of the process uses it, in device 0's primary context, current on the thread that made it.
+struct Driver {
+    library: Library,
+}
+
+impl Driver {
+    fn new() -> Driver {
+        // SAFETY: the driver that the feed has loaded.
+        let driver = Driver { library: unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) }.unwrap() };
+        let (retain, set) =
+            (driver.get::<Retain>("cuDevicePrimaryCtxRetain"), driver.get::<OfHandle>("cuCtxSetCurrent"));
+        let mut context = 0;
+        // SAFETY: an out-pointer of ours, and the context that came through it.
+        unsafe { assert_eq!((retain(&mut context, 0), set(context)), (0, 0)) };
+        driver
+    }
+
+    fn get<F: Copy>(&self, name: &str) -> F {
+        // SAFETY: the types below are the functions' signatures.
+        unsafe { *self.library.get::<F>(name).unwrap() }
+    }
+
+    fn stream(&self) -> usize {
+        let mut stream = 0;
+        // SAFETY: an out-pointer of ours.
+        assert_eq!(unsafe { self.get::<Create>("cuStreamCreate")(&mut stream, 1) }, 0);
+        stream
+    }
+
+    fn memory(&self, bytes: usize) -> u64 {
+        let mut address = 0;
+        // SAFETY: an out-pointer of ours.
+        assert_eq!(unsafe { self.get::<Alloc>("cuMemAlloc_v2")(&mut address, bytes) }, 0);
+        address
+    }
+
+    /// Fills memory in its turn, as a kernel would.
+    fn fill(&self, address: u64, word: u32, words: usize, stream: usize) {
+        // SAFETY: memory of the test's.
+        assert_eq!(unsafe { self.get::<Fill>("cuMemsetD32Async")(address, word, words, stream) }, 0);
+    }
+
+    fn read(&self, address: u64, bytes: usize) -> Vec<u8> {
+        let mut read = vec![0; bytes];
+        // SAFETY: as many bytes at both ends.
+        assert_eq!(unsafe { self.get::<Read>("cuMemcpyDtoH_v2")(read.as_mut_ptr().cast(), address, bytes) }, 0);
+        read
+    }
+
+    /// Begins a capture in global mode, in which calls of other threads can spoil it.
+    fn begin_capture(&self, stream: usize) {
+        // SAFETY: a stream of the test's.
+        assert_eq!(unsafe { self.get::<Begin>("cuStreamBeginCapture_v2")(stream, 0) }, 0);
+    }
+
+    /// Whether the capture was whole.
+    fn end_capture(&self, stream: usize) -> bool {
+        let mut graph = 0;
+        // SAFETY: a stream of the test's, an out-pointer, and the graph that came through it.
+        unsafe {
+            let whole = self.get::<End>("cuStreamEndCapture")(stream, &mut graph) == 0 && graph != 0;
+            if graph != 0 {
+                assert_eq!(self.get::<OfHandle>("cuGraphDestroy")(graph), 0);
+            }
+            whole
+        }
+    }
+}
+
+type Retain = unsafe extern "C" fn(*mut usize, i32) -> i32;
+type OfHandle = unsafe extern "C" fn(usize) -> i32;
+type Create = unsafe extern "C" fn(*mut usize, u32) -> i32;
+type Alloc = unsafe extern "C" fn(*mut u64, usize) -> i32;
+type Fill = unsafe extern "C" fn(u64, u32, usize, usize) -> i32;
+type Read = unsafe extern "C" fn(*mut c_void, u64, usize) -> i32;
+type Begin = unsafe extern "C" fn(usize, u32) -> i32;
+type End = unsafe extern "C" fn(usize, *mut usize) -> i32;
+
 #[test]
 fn batches_arrive_whole() {
-    let Some(search) = search() else { return };
+    let Some((search, _turn)) = search() else { return };
     for (rows, words) in [(16, 8), (64, 2048), (512, 8376)] {
         feeding::batches_arrive_whole(&search, Pinning::Required, 1, (rows, words), 60);
     }
     feeding::batches_arrive_whole(&search, Pinning::Off, 1, (64, 2048), 40);
 }
 
+#[test]
+fn batches_arrive_whole_on_two_devices() {
+    let Some((search, _turn)) = search() else { return };
+    let two = feeding::Bytes::new().builder_on(search.clone()).device(1).start();
+    match two {
+        Ok(feed) => drop(feed),
+        Err(error) => {
+            assert!(error.to_string().contains("there is no device 1"), "{error}");
+            println!("skipped: one device");
+            return;
+        }
+    }
+    for pinning in [Pinning::Required, Pinning::Off] {
+        feeding::batches_arrive_whole(&search, pinning, 2, (64, 2048), 200);
+    }
+}
+
+/// The source is overwritten by the very next operation on the learner's stream.
+#[test]
+fn of_ten_thousand_downloads_none_is_torn() {
+    let Some((search, _turn)) = search() else { return };
+    const WORDS: usize = 1 << 18;
+    for pinning in [Pinning::Required, Pinning::Off] {
+        let bytes = Bytes::new();
+        let feed = bytes.builder_on(search.clone()).pinning(pinning).downloads(4 * WORDS).start().unwrap();
+        let driver = Driver::new();
+        let (stream, memory) = (driver.stream(), driver.memory(4 * WORDS));
+        let learner = learner_on(&feed, 0, stream).unwrap();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        for number in 0..10_000u32 {
+            driver.fill(memory, number, WORDS, stream);
+            let seen = seen.clone();
+            let then = move |bytes: &[u8]| {
+                // SAFETY: any bits are an integer.
+                let (head, words, tail) = unsafe { bytes.align_to::<u32>() };
+                assert_eq!((head.len(), words.len(), tail.len()), (0, WORDS, 0));
+                assert!(words.iter().all(|word| *word == words[0]), "torn: {} and others", words[0]);
+                seen.lock().unwrap().push(words[0]);
+            };
+            // SAFETY: the test's memory.
+            unsafe { learner.download(memory, 4 * WORDS, then) }.unwrap();
+            driver.fill(memory, u32::MAX, WORDS, stream);
+        }
+        until("the last has come", || seen.lock().unwrap().last() == Some(&9_999) || feed.closed().is_some());
+        let device = &feed.metrics().devices[0];
+        assert_eq!(device.downloads + device.downloads_replaced, 10_000, "{:?}", feed.closed());
+        let seen = seen.lock().unwrap();
+        assert!(seen.is_sorted_by(|a, b| a < b));
+        println!("{pinning:?}: {} of 10000 downloads of {} bytes were delivered, none torn", seen.len(), 4 * WORDS);
+        let report = feed.stop(DEADLINE).unwrap();
+        assert!(report.fault.is_none() && report.threads_given_up.is_empty(), "{report}");
+    }
+}
+
+/// A thread captures graphs in global mode while feeds start, feed, stop and go on others; the learner's own capture is
+/// whole too, and its calls are refused.
+#[test]
+fn no_capture_is_lost() {
+    let Some((search, _turn)) = search() else { return };
+    let bytes = Bytes::new();
+    drop(bytes.builder_on(search.clone()).start().unwrap());
+    let (done, mut whole, mut lost) = (AtomicBool::new(false), 0, 0);
+    std::thread::scope(|scope| {
+        // What the test itself must not call while it captures.
+        let driver = Driver::new();
+        let (memory, streams) = (driver.memory(Bytes::LEN), [(); 4].map(|()| driver.stream()));
+        let (bytes, search, done) = (&bytes, &search, &done);
+        let feeding = scope.spawn(move || {
+            for stream in streams {
+                let feed = bytes.builder_on(search.clone()).downloads(Bytes::LEN).start().unwrap();
+                let learner = learner_on(&feed, 0, stream).unwrap();
+                let copier = feed.copier(0).unwrap();
+                let host = feed.learner().unwrap();
+                let writing = bytes.write_on(feed.writer(1).unwrap(), 0..200);
+                loop {
+                    match host.try_next() {
+                        // SAFETY: the test's memory and stream.
+                        Ok(Some(batch)) => unsafe {
+                            copier.copy_to_device(batch, memory, stream as *mut _).unwrap().synchronize().unwrap()
+                        },
+                        Ok(None) => {}
+                        Err(_) => break,
+                    }
+                    let Ok(Some(batch)) = learner.try_next() else { continue };
+                    let value = batch.sequence_number() as u8;
+                    let then = move |bytes: &[u8]| assert!(bytes.iter().all(|byte| *byte == value));
+                    // SAFETY: the batch's own bytes.
+                    unsafe { learner.download(bytes.address(&batch), Bytes::LEN, then) }.unwrap();
+                }
+                writing.join().unwrap().unwrap();
+                let report = feed.stop(DEADLINE).unwrap();
+                assert!(report.fault.is_none() && report.quarantined_slots == 0, "{report}");
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        let stream = driver.stream();
+        while !done.load(Ordering::Relaxed) && !feeding.is_finished() {
+            driver.begin_capture(stream);
+            std::thread::sleep(Duration::from_micros(300));
+            *(if driver.end_capture(stream) { &mut whole } else { &mut lost }) += 1;
+        }
+    });
+    assert_eq!(lost, 0, "of {whole}");
+    println!("{whole} captures beside feeds, none lost");
+
+    let feed = bytes.builder_on(search).downloads(Bytes::LEN).start().unwrap();
+    let driver = Driver::new();
+    let stream = driver.stream();
+    let learner = learner_on(&feed, 0, stream).unwrap();
+    let writing = bytes.write_on(feed.writer(1).unwrap(), 0..3);
+    let (first, second) = (learner.next_batch().unwrap(), learner.next_batch().unwrap());
+    driver.begin_capture(stream);
+    assert_eq!(learner.next_batch().unwrap_err(), NextError::Device(DeviceUseError::Capturing));
+    // SAFETY: refused.
+    assert_eq!(unsafe { learner.download(bytes.address(&first), 1, |_| ()) }, Err(DeviceUseError::Capturing));
+    // SAFETY: refused.
+    assert_eq!(unsafe { first.wait_on(stream as *mut _) }, Err(DeviceUseError::Capturing));
+    let address = bytes.address(&first);
+    drop(first);
+    assert!(driver.end_capture(stream), "the learner's own");
+    let third = learner.next_batch().unwrap();
+    third.synchronize().unwrap();
+    assert_eq!((bytes.address(&third), driver.read(address, Bytes::LEN)), (address, vec![2; Bytes::LEN]));
+    drop(second);
+    writing.join().unwrap().unwrap();
+}
+
+/// Into memory of the user's, on the user's stream.
+#[test]
+fn copies_into_the_users_memory_are_whole() {
+    let Some((search, _turn)) = search() else { return };
+    let bytes = Bytes::new();
+    let feed = bytes.builder_on(search).start().unwrap();
+    let driver = Driver::new();
+    let (stream, memory) = (driver.stream(), driver.memory(256 * Bytes::LEN));
+    let (learner, copier) = (feed.learner().unwrap(), feed.copier(0).unwrap());
+    let writing = bytes.write_on(feed.writer(1).unwrap(), 0..=255);
+    let mut last = None;
+    for (index, batch) in learner.iter().enumerate() {
+        let place = memory + (index * Bytes::LEN) as u64;
+        // SAFETY: the test's memory and stream.
+        last = Some(unsafe { copier.copy_to_device(batch.unwrap(), place, stream as *mut _) }.unwrap());
+    }
+    writing.join().unwrap().unwrap();
+    last.unwrap().synchronize().unwrap();
+    let read = driver.read(memory, 256 * Bytes::LEN);
+    assert!(read.chunks(Bytes::LEN).enumerate().all(|(index, batch)| batch.iter().all(|byte| *byte == index as u8)));
+    until("every slot is home", || feed.metrics().free_slots == 4);
+}
+
 /// Not a bench: a first look at the rate, printed.
 #[test]
 fn rate() {
-    let Some(search) = search() else { return };
+    let Some((search, _turn)) = search() else { return };
     let mut step = Step::new();
     let leaves: Vec<_> = (0..44).map(|i| step.leaf::<u8>(&format!("l{i}"), &[1522])).collect();
     let rows = 512;
@@ -39,9 +276,7 @@ fn rate() {
         Feed::builder(Sample::step(step)).batch(rows).buffers(6).pinning(Pinning::Required).device(0).cuda(search);
     let feed = feed.start().unwrap();
     println!("{}", feed.pin_report().unwrap());
-    // SAFETY: the legacy default stream lives as long as the device.
-    #[allow(unsafe_code)]
-    let learner = unsafe { feed.learner_on(0, std::ptr::null_mut()) }.unwrap();
+    let learner = learner_on(&feed, 0, feeding::LEGACY).unwrap();
     let writers: Vec<_> = (0..8)
         .map(|_| {
             let (mut writer, leaves) = (feed.writer(16).unwrap(), leaves.clone());

@@ -51,6 +51,7 @@ struct Downloads {
 pub fn run(setting: &Setting, report: &mut Report, batches: usize) -> Result<(), Failure> {
     let noise = Noise::start(setting.cuda)?;
     let found = control(setting)?;
+    noise.end()?;
     report.table(
         "torn batches",
         &[("what", 44), ("batches", 8), ("torn", 6), ("downloads", 9), ("torn", 6), ("GB/s", 6)],
@@ -70,7 +71,6 @@ pub fn run(setting: &Setting, report: &mut Report, batches: usize) -> Result<(),
     for shapes in ROUNDS {
         torn += round(setting, report, shapes, batches.div_ceil(ROUNDS.len()))?;
     }
-    noise.end()?;
     if torn > 0 { Err(format!("{torn} batches were torn").into()) } else { Ok(()) }
 }
 
@@ -105,7 +105,7 @@ fn control(setting: &Setting) -> Result<u64, Failure> {
 
 /// Two feeds side by side; returns the torn batches.
 fn round(setting: &Setting, report: &mut Report, shapes: [Shape; 2], batches: usize) -> Result<u64, Failure> {
-    let stream = setting.cuda.stream()?;
+    let (stream, noise) = (setting.cuda.stream()?, Noise::start(setting.cuda)?);
     let threads = setting.number("--writers", 6, 6);
     let fed = |tag: usize| Fed::start(setting.cuda, shapes[tag], tag as u64 + 1, &stream, batches, threads);
     let mut feeds = [fed(0)?, fed(1)?];
@@ -131,6 +131,7 @@ fn round(setting: &Setting, report: &mut Report, shapes: [Shape; 2], batches: us
     }
     stream.synchronize()?;
     let seconds = begun.elapsed().as_secs_f64();
+    noise.end()?; // unregistering waits for every copy of the process, so a feed could not stop beside it
     let mut torn = 0;
     for fed in feeds {
         torn += fed.end(report, &stream, seconds)?;

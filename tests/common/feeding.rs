@@ -58,8 +58,13 @@ impl Bytes {
 
     /// Four slots, page-locked, device 0 with two buffers; all of it by `fake`.
     pub fn builder(&self, fake: &Fake) -> FeedBuilder {
+        self.builder_on(search(fake))
+    }
+
+    /// The same, by the CUDA that a search finds.
+    pub fn builder_on(&self, search: CudaSearch) -> FeedBuilder {
         let builder = Feed::builder(self.sample.clone()).batch(1).buffers(4).pinning(Pinning::Required);
-        builder.device(0).cuda(search(fake))
+        builder.device(0).cuda(search)
     }
 
     pub fn write(&self, writer: &mut Writer, value: u8) -> Result<()> {
