@@ -9,14 +9,19 @@
 #   BENCH="…"      arguments of ingest, unroll and handoff; "--quick" if unset, "" for all of it
 #   RUNTIMES=a:b   CUDA runtimes to test beside the one that the search finds; if unset, those that lie in the usual places
 #   LIMIT=300      seconds for each program
+#
+# The programs are unpacked into a folder for temporary files, which is removed at the end.
 set -uo pipefail
-cd "$(dirname "$0")"
+here=$(cd "$(dirname "$0")" && pwd)
+log=${LOG:-$here/gpu.log}
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+tar -C "$place" -xzf "$here/programs.tar.gz" || exit 2
 
 gib=${GIB:-8}
 bench=${BENCH---quick}
 limit=${LIMIT:-300}
-log=${LOG:-gpu.log}
-export PINRING_FAKE_CUDA=$PWD/fake_cuda.so PINRING_GPU_BYTES=$((gib << 30))
+export PINRING_FAKE_CUDA=$place/fake_cuda.so PINRING_GPU_BYTES=$((gib << 30))
 parts=("$@")
 [[ ${#parts[@]} -gt 0 ]] || parts=(host tests gpu examples pin ingest unroll handoff)
 results=()
@@ -50,7 +55,7 @@ usual_runtimes() {
 host() {
     printf '\n== host\n'
     date -u '+%Y-%m-%d %H:%M UTC'
-    cat BUILT
+    cat "$here/BUILT"
     uname -srm
     grep -h PRETTY_NAME /etc/os-release
     printf 'glibc %s\n' "$(ldd --version | sed -n '1s/.* //p')"
@@ -107,5 +112,6 @@ all() {
     return "$failed"
 }
 
+cd "$place" || exit 2
 all 2>&1 | tee "$log"
 exit "${PIPESTATUS[0]}"

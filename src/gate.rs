@@ -129,6 +129,12 @@ impl<T> Gate<T> {
         lock(&self.state).tokens.len()
     }
 
+    /// Why no token will come any more, once the last one was taken.
+    pub(crate) fn exhausted(&self) -> Option<Closed> {
+        let state = lock(&self.state);
+        if state.tokens.is_empty() { state.closed.clone() } else { None }
+    }
+
     /// What `look` says of the oldest token, without taking it.
     pub(crate) fn peek<R>(&self, look: impl FnOnce(&T) -> R) -> Option<R> {
         lock(&self.state).tokens.front().map(look)

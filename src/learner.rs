@@ -4,19 +4,55 @@
 //! over several feeds at once. When the last learner handle is dropped, writers learn that nobody takes batches.
 
 use crate::batch::Batch;
+use crate::cuda::types::CudaError;
 use crate::error::{Closed, Error, ErrorKind};
+use crate::gate::Gate;
 use crate::intake::{IntakeGate, Sealed};
-use crate::sync::{Patience, Spin};
+use crate::sync::{Patience, Spin, Unpark};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, TryLockError};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// While the learner holds every batch, none can come: this long it may, since a framework's queue gives back late.
-const ALL_HELD_PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const ALL_HELD_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How many batches a learner holds of how many, and how many it has ever taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeldCounts {
+    pub(crate) held: usize,
+    pub(crate) buffers: usize,
+    pub(crate) taken: u64,
+}
+
+/// Since when the learner holds every batch, as one wait has seen it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HeldWatch {
+    /// How many batches it had taken by then, so that one taken since shows.
+    since: Option<(u64, Instant)>,
+}
+
+impl HeldWatch {
+    /// Looks again: the error, if the same batches have all been held for `patience`.
+    fn look(&mut self, HeldCounts { held, buffers, taken }: HeldCounts, patience: Duration) -> Option<NextError> {
+        if held < buffers {
+            self.since = None;
+            return None;
+        }
+        let since = match self.since {
+            Some((before, since)) if before == taken => since,
+            _ => self.since.insert((taken, Instant::now())).1,
+        };
+        (since.elapsed() >= patience).then_some(NextError::AllHeld { held, buffers })
+    }
+
+    /// How long to wait before the next look.
+    fn left(&self) -> Duration {
+        self.since.map_or(ALL_HELD_PATIENCE, |(_, since)| ALL_HELD_PATIENCE.saturating_sub(since.elapsed()))
+    }
+}
 
 /// Why there is no batch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,6 +75,9 @@ pub enum NextError {
     /// The feed was stopped, or failed.
     #[error(transparent)]
     Closed(Closed),
+    /// The learner's stream or its device said no. Only of device learners.
+    #[error(transparent)]
+    Device(DeviceUseError),
 }
 
 impl From<Closed> for NextError {
@@ -56,7 +95,56 @@ impl From<NextError> for Error {
             NextError::Ended => Error::from_source(ErrorKind::Ended, error),
             NextError::AllHeld { .. } => Error::from_source(ErrorKind::Full, error),
             NextError::Closed(closed) => closed.into(),
+            NextError::Device(error) => error.into(),
         }
+    }
+}
+
+impl From<DeviceUseError> for NextError {
+    fn from(error: DeviceUseError) -> NextError {
+        match error {
+            DeviceUseError::Closed(closed) => closed.into(),
+            other => NextError::Device(other),
+        }
+    }
+}
+
+/// Why a call on a device batch, a copy or a download failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceUseError {
+    /// The stream is capturing a graph; an outside event would break the capture.
+    #[error("the stream is capturing a CUDA graph: take, wait for and download batches outside of the capture")]
+    Capturing,
+    /// The learner's stream is the per-thread one (handle 2), and this is another thread.
+    #[error("this learner was made for its thread's own stream (handle 2): use it on the thread that made it")]
+    OtherThread,
+    /// More bytes than the feed was built for.
+    #[error("a download of {bytes} bytes, but the feed was built for {max}: give `.downloads` at least that many")]
+    TooLarge {
+        /// Bytes asked for.
+        bytes: usize,
+        /// Bytes that the feed was built for.
+        max: usize,
+    },
+    /// The feed was stopped or failed.
+    #[error(transparent)]
+    Closed(#[from] crate::error::Closed),
+    /// A CUDA call failed.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+}
+
+impl From<DeviceUseError> for crate::error::Error {
+    fn from(error: DeviceUseError) -> Self {
+        use crate::error::ErrorKind;
+        let kind = match error {
+            DeviceUseError::Closed(closed) => return closed.into(),
+            DeviceUseError::Cuda(_) => ErrorKind::Cuda,
+            DeviceUseError::TooLarge { .. } => ErrorKind::Input,
+            _ => ErrorKind::Misuse,
+        };
+        Self::from_source(kind, error)
     }
 }
 
@@ -88,12 +176,12 @@ impl From<NextError> for Error {
 #[derive(Debug)]
 pub struct Learner {
     gate: Arc<IntakeGate>,
-    spin: Mutex<Spin>,
+    taker: Taker,
 }
 
 impl Learner {
     pub(crate) fn new(gate: Arc<IntakeGate>) -> Learner {
-        Learner { gate, spin: Mutex::default() }
+        Learner { gate, taker: Taker::default() }
     }
 
     /// The next batch; waits for it.
@@ -130,7 +218,7 @@ impl Learner {
     /// # Errors
     /// As [`next_batch`](Learner::next_batch).
     pub fn next_async(&self) -> NextBatch<'_> {
-        NextBatch { learner: self, waker: None, begun: None }
+        NextBatch { learner: self, waker: None, begun: None, held: HeldWatch::default() }
     }
 
     /// Batches until the source ends. An error is the last item.
@@ -143,10 +231,12 @@ impl Learner {
     /// error.
     ///
     /// # Errors
-    /// As [`next_batch`](Learner::next_batch), for the first feed that fails.
+    /// As [`next_batch`](Learner::next_batch), for the first feed that fails. [`NextError::AllHeld`] only when no feed can
+    /// go on: after a second, or at the timeout if that is shorter.
     pub fn select(learners: &[&Learner], timeout: Duration) -> Result<Option<(usize, Batch)>, NextError> {
         let patience = Patience::timeout(timeout);
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let mut watches = vec![HeldWatch::default(); learners.len()];
         if learners.iter().any(|learner| learner.gate.is_inherited()) {
             return Err(NextError::Closed(Closed::UsedAfterFork));
         }
@@ -155,25 +245,32 @@ impl Learner {
                 learner.gate.batches.peek(|sealed: &Sealed| sealed.sealed).map(|since| (since, index))
             };
             if let Some((_, index)) = learners.iter().enumerate().filter_map(waiting).min()
-                && let Some(batch) = learners[index].try_next()?
+                // If somebody else was quicker, the look at all of them below says what is left.
+                && let Ok(Some(batch)) = learners[index].try_next()
             {
                 return Ok(Some((index, batch)));
             }
-            let mut ended = 0;
-            for (index, learner) in learners.iter().enumerate() {
+            let left = patience.left().unwrap_or(ALL_HELD_PATIENCE);
+            let long = if left.is_zero() { Duration::ZERO } else { ALL_HELD_PATIENCE };
+            let (mut ended, mut held) = (0, Vec::new());
+            for (index, (learner, watch)) in learners.iter().zip(&mut watches).enumerate() {
                 match learner.take(Patience::None) {
                     Ok(Some(batch)) => return Ok(Some((index, batch))),
                     Ok(None) => {}
                     Err(NextError::Ended) => ended += 1,
-                    // Held by this thread or by a framework's queue: others may go on.
-                    Err(NextError::AllHeld { .. }) if learners.len() > 1 => {}
+                    Err(NextError::AllHeld { .. }) => held.extend(watch.look(learner.counts(), long)),
                     Err(error) => return Err(error),
                 }
             }
             if ended == learners.len() {
                 return Err(NextError::Ended);
             }
-            let left = patience.left().unwrap_or(ALL_HELD_PATIENCE);
+            // While one feed can go on, it does not matter that others cannot.
+            if ended + held.len() == learners.len()
+                && let Some(error) = held.into_iter().next()
+            {
+                return Err(error);
+            }
             if left.is_zero() {
                 return Ok(None);
             }
@@ -196,41 +293,15 @@ impl Learner {
         if self.gate.is_inherited() {
             return Err(NextError::Closed(Closed::UsedAfterFork));
         }
-        if let Some(sealed) = self.gate.batches.take(Patience::None, &mut Spin::default())? {
-            return Ok(Some(Batch::new(sealed)));
-        }
-        if matches!(patience, Patience::None) {
-            return self.all_held().map_or(Ok(None), Err);
-        }
-        let begun = Instant::now();
-        let mut fresh = Spin::default();
-        let mut kept = match self.spin.try_lock() {
-            Ok(kept) => Some(kept),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        };
-        let spin = kept.as_deref_mut().unwrap_or(&mut fresh);
-        loop {
-            let slice = patience.left().map_or(ALL_HELD_PATIENCE, |left| left.min(ALL_HELD_PATIENCE));
-            let taken = self.gate.batches.take(Patience::timeout(slice), spin);
-            let over = patience.left().is_some_and(|left| left.is_zero());
-            let result = match taken {
-                Ok(Some(sealed)) => Ok(Some(Batch::new(sealed))),
-                Ok(None) => match self.all_held() {
-                    Some(error) => Err(error),
-                    None if over => Ok(None),
-                    None => continue,
-                },
-                Err(closed) => Err(closed.into()),
-            };
-            self.blocked(begun.elapsed());
-            return result;
-        }
+        let (counts, blocked) = (|| self.counts(), |time| self.blocked(time));
+        let taken = self.taker.take(&self.gate.batches, patience, ALL_HELD_PATIENCE, counts, blocked)?;
+        Ok(taken.map(Batch::new))
     }
 
-    fn all_held(&self) -> Option<NextError> {
-        let (held, buffers) = (self.gate.counters.held.load(Ordering::Relaxed), self.gate.buffers);
-        (held >= buffers).then_some(NextError::AllHeld { held, buffers })
+    fn counts(&self) -> HeldCounts {
+        let counters = &self.gate.counters;
+        let (held, taken) = (counters.held.load(Ordering::Relaxed), counters.taken.load(Ordering::Relaxed));
+        HeldCounts { held, buffers: self.gate.buffers, taken }
     }
 
     fn blocked(&self, time: Duration) {
@@ -240,16 +311,64 @@ impl Learner {
 
 impl Drop for Learner {
     fn drop(&mut self) {
-        self.gate.close(Closed::LearnerGone);
+        if !self.gate.is_inherited() {
+            self.gate.learner_gone();
+        }
     }
 }
 
-/// Wakes the thread that parks in `select`.
-struct Unpark(Thread);
+/// The wait before a gate that host and device learners share.
+#[derive(Debug, Default)]
+pub(crate) struct Taker {
+    spin: Mutex<Spin>,
+}
 
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
+impl Taker {
+    /// Takes a token. That none can come, because the caller holds what `counts` says, is an error at once for a `try_`,
+    /// at the end of a timeout, and otherwise after a second. `counts` is asked at least every `look`.
+    pub(crate) fn take<T>(
+        &self,
+        gate: &Gate<T>,
+        patience: Patience,
+        look: Duration,
+        counts: impl Fn() -> HeldCounts,
+        blocked: impl Fn(Duration),
+    ) -> Result<Option<T>, NextError> {
+        if let Some(token) = gate.take(Patience::None, &mut Spin::default())? {
+            return Ok(Some(token));
+        }
+        let mut watch = HeldWatch::default();
+        if matches!(patience, Patience::None) {
+            return watch.look(counts(), Duration::ZERO).map_or(Ok(None), Err);
+        }
+        let begun = Instant::now();
+        let mut fresh = Spin::default();
+        let mut kept = match self.spin.try_lock() {
+            Ok(kept) => Some(kept),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let spin = kept.as_deref_mut().unwrap_or(&mut fresh);
+        let _ = watch.look(counts(), ALL_HELD_PATIENCE);
+        loop {
+            let slice = patience.left().map_or(look, |left| left.min(look)).min(watch.left());
+            let taken = gate.take(Patience::timeout(slice), spin);
+            let over = patience.left().is_some_and(|left| left.is_zero());
+            let result = match taken {
+                Ok(Some(token)) => Ok(Some(token)),
+                Ok(None) => {
+                    let long = if over { Duration::ZERO } else { ALL_HELD_PATIENCE };
+                    match watch.look(counts(), long) {
+                        Some(error) => Err(error),
+                        None if over => Ok(None),
+                        None => continue,
+                    }
+                }
+                Err(closed) => Err(closed.into()),
+            };
+            blocked(begun.elapsed());
+            return result;
+        }
     }
 }
 
@@ -305,9 +424,15 @@ pub struct NextBatch<'l> {
     learner: &'l Learner,
     waker: Option<u64>,
     begun: Option<Instant>,
+    held: HeldWatch,
 }
 
 impl NextBatch<'_> {
+    fn look(&mut self) -> Option<NextError> {
+        let counts = self.learner.counts();
+        self.held.look(counts, ALL_HELD_PATIENCE)
+    }
+
     fn forget(&mut self) {
         if let Some(id) = self.waker.take()
             && !self.learner.gate.is_inherited()
@@ -331,8 +456,7 @@ impl Future for NextBatch<'_> {
             let ready = match gate.batches.take(Patience::None, &mut Spin::default()) {
                 Ok(Some(sealed)) => Some(Ok(Batch::new(sealed))),
                 // While every batch is held nothing wakes this task but the ingest actor's watch, once a second.
-                Ok(None) if begun.elapsed() >= ALL_HELD_PATIENCE => self.learner.all_held().map(Err),
-                Ok(None) => None,
+                Ok(None) => self.look().map(Err),
                 Err(closed) => Some(Err(closed.into())),
             };
             if let Some(ready) = ready {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 #[test]
 fn debug_texts_are_short() {
-    let _watchdog = Watchdog::new("debug texts", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("debug texts", Duration::from_secs(180));
     let mut step = Step::new();
     let obs = step.observation::<f32>("obs", &[100]);
     let reward = step.leaf::<f32>("reward", &[]);

@@ -48,7 +48,7 @@ fn act(writer: &mut Writer, obs: Leaf<u64>, weights: &Weights<u64>, value: u64) 
 #[test]
 fn lag_zero_is_on_policy_to_the_row() {
     for (steps, order) in [(0, 0), (0, 1), (0, 2), (1, 0), (3, 1), (3, 2)] {
-        let _watchdog = Watchdog::new("lag 0", Duration::from_secs(60));
+        let _watchdog = Watchdog::new("lag 0", Duration::from_secs(180));
         let Setup { feed, learner, weights, obs, version, .. } = start(steps, false, 6, 2, 0);
         let intake = feed.intake().unwrap();
         let writers: Vec<_> = (0..4u64)
@@ -108,7 +108,7 @@ fn lag_zero_is_on_policy_to_the_row() {
 #[test]
 fn what_was_given_up_is_not_waited_for() {
     for leaves in [true, false] {
-        let _watchdog = Watchdog::new("a begun unroll that is given up", Duration::from_secs(60));
+        let _watchdog = Watchdog::new("a begun unroll that is given up", Duration::from_secs(180));
         let Setup { feed, learner, weights, obs, column, .. } = start(2, false, 2, 2, 0);
         let (mut first, mut second) = (feed.writer(1).unwrap(), feed.writer(1).unwrap());
         act(&mut first, obs, &weights, 100).unwrap(); // one of the two unrolls that version 0 may begin
@@ -148,7 +148,7 @@ fn what_was_given_up_is_not_waited_for() {
 /// Lanes of one writer step together, so one whose episode ended must not wait for a batch that needs the others.
 #[test]
 fn lanes_that_step_together_do_not_wait_for_each_other() {
-    let _watchdog = Watchdog::new("staggered lanes of one writer", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("staggered lanes of one writer", Duration::from_secs(180));
     let Setup { feed, learner, weights, obs, mask, .. } = start(4, true, 2, 2, 0);
     let intake = feed.intake().unwrap();
     let threads: Vec<_> = (0..2)
@@ -183,7 +183,7 @@ fn lanes_that_step_together_do_not_wait_for_each_other() {
 #[test]
 fn whoever_waits_with_later_rows_goes_back_for_earlier_ones() {
     for (lanes, forget) in [(1, false), (1, true), (2, false)] {
-        let _watchdog = Watchdog::new("rows of an earlier batch", Duration::from_secs(60));
+        let _watchdog = Watchdog::new("rows of an earlier batch", Duration::from_secs(180));
         let Setup { feed, learner, weights, obs, column, version, .. } = start(0, false, 4, 2, 0);
         let (mut first, mut second) = (feed.writer(1).unwrap(), feed.writer(lanes).unwrap());
         let mut values = 0..;
@@ -227,7 +227,7 @@ fn whoever_waits_with_later_rows_goes_back_for_earlier_ones() {
 #[test]
 fn the_gate_is_left_when_the_feed_closes() {
     for (steps, stop) in [(0, true), (0, false), (2, true), (2, false)] {
-        let _watchdog = Watchdog::new("waiting at the gate", Duration::from_secs(60));
+        let _watchdog = Watchdog::new("waiting at the gate", Duration::from_secs(180));
         let Setup { feed, learner, weights, obs, .. } = start(steps, false, 1, 2, 0);
         let mut writer = feed.writer(1).unwrap();
         let waits = thread::spawn({

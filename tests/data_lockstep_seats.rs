@@ -78,7 +78,7 @@ fn more_lanes_than_seats_are_refused_and_a_lane_cannot_be_abandoned() {
 #[test]
 fn rows_of_lanes_that_nobody_took_are_never_delivered() {
     for steps in [0, 1, 2] {
-        let _watchdog = Watchdog::new("lanes that nobody took", Duration::from_secs(60));
+        let _watchdog = Watchdog::new("lanes that nobody took", Duration::from_secs(180));
         let Setup { feed, learner, obs, .. } = start(steps, false, 8, 3, 4).unwrap();
         let mut writer = feed.writer(2).unwrap();
         for value in 0..5 * steps.max(1) as u8 + 1 {
@@ -98,7 +98,7 @@ fn rows_of_lanes_that_nobody_took_are_never_delivered() {
 #[test]
 fn a_lane_that_is_gone_stays_gone() {
     for steps in [0, 2] {
-        let _watchdog = Watchdog::new("a lane that is gone", Duration::from_secs(60));
+        let _watchdog = Watchdog::new("a lane that is gone", Duration::from_secs(180));
         let Setup { feed, learner, obs, .. } = start(steps, false, 2, 4, 2).unwrap();
         let (mut stays, mut leaves) = (feed.writer(1).unwrap(), feed.writer(1).unwrap());
         for value in 0..5 {
@@ -127,7 +127,7 @@ fn a_lane_that_is_gone_stays_gone() {
 #[test]
 fn whole_layers_of_the_last_batch_go_out() {
     for time_major in [false, true] {
-        let _watchdog = Watchdog::new("the last batch in lockstep", Duration::from_secs(60));
+        let _watchdog = Watchdog::new("the last batch in lockstep", Duration::from_secs(180));
         let Setup { feed, learner, obs, column } = start(2, time_major, 6, 2, 2).unwrap(); // three layers
         let (mut ahead, mut behind) = (feed.writer(1).unwrap(), feed.writer(1).unwrap());
         for step in 0..7 {

@@ -28,7 +28,7 @@ proptest! {
         lag in 0u64..3,
         seed: u64,
     ) {
-        let _watchdog = Watchdog::new("the lag gate against the model", Duration::from_secs(60));
+        let _watchdog = Watchdog::new("the lag gate against the model", Duration::from_secs(180));
         let shape = Shape { steps, time_major: false, within_episode: within_episode && steps > 0 };
         let (ends, trouble, when_full) = (15, 10, WhenFull::Block);
         let lag = Some(lag);

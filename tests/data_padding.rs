@@ -42,7 +42,7 @@ fn start(way: Way, batch: usize, lanes: usize) -> (Feed, Leaf<u16>, Column<u16>,
 #[test]
 fn a_short_list_after_a_long_one_leaves_zeros() {
     for way in WAYS {
-        let _watchdog = Watchdog::new("padding", Duration::from_secs(60));
+        let _watchdog = Watchdog::new("padding", Duration::from_secs(180));
         let (feed, leaf, column, steps) = start(way, 3, 3);
         let (mut writer, learner) = (feed.writer(3).unwrap(), feed.learner().unwrap());
         let mut rng = Rng(7);
@@ -100,7 +100,7 @@ fn a_short_list_after_a_long_one_leaves_zeros() {
 #[test]
 fn a_dropped_step_leaves_nothing_behind() {
     for way in WAYS {
-        let _watchdog = Watchdog::new("a dropped step", Duration::from_secs(60));
+        let _watchdog = Watchdog::new("a dropped step", Duration::from_secs(180));
         let (feed, leaf, column, steps) = start(way, 2, 2);
         let (mut writer, learner) = (feed.writer(2).unwrap(), feed.learner().unwrap());
         for t in 0..4 * steps + 1 {

@@ -1,7 +1,7 @@
 //! Single steps, written in the slot: the slot that writers filled is the batch.
 
 use super::{PolicyError, StepError, Target, Way, Writer};
-use crate::intake::{Claim, Claimed, NoRoom, StripeCursor};
+use crate::intake::{Claim, Claimed, NoRoom, StripeCursor, WhenFull};
 use crate::slots::{RowRecord, copy_lanes};
 use crate::sync::Patience;
 use crate::weights::Weights;
@@ -23,11 +23,20 @@ impl Writer {
     #[cold]
     fn begin_elsewhere(&mut self, patience: Patience, explicit: bool) -> Result<(), StepError> {
         let Way::InPlace(cursor) = &mut self.way else { unreachable!("`begin` matched the way") };
-        match self.gate.claim(self.lanes.len(), cursor, patience, &self.counters) {
+        let (gate, lanes) = (&self.gate, self.lanes.len());
+        let drops = gate.when_full == WhenFull::DropNewest && !explicit;
+        let claimed = match gate.claim(lanes, cursor, patience, &self.counters) {
+            // There is some room. Whoever does not wait for more later is told now if it is not for every lane.
+            Ok(Claimed::Staged) if !drops && !matches!(patience, Patience::Forever) => {
+                gate.wait_for_room(lanes, cursor, patience, &self.counters).map(|()| Claimed::Staged)
+            }
+            claimed => claimed,
+        };
+        match claimed {
             Ok(Claimed::Rows(claim)) => self.open_rows(claim),
             // Written aside; the commit finds rows for it, or drops it and counts.
             Ok(Claimed::Staged) => self.open.in_buffer(0),
-            Err(NoRoom::Full) if self.drops_newest() && !explicit => self.open.in_buffer(0),
+            Err(NoRoom::Full) if drops => self.open.in_buffer(0),
             Err(no_room) => return Err(self.step_error(no_room)),
         }
         Ok(())
