@@ -160,6 +160,11 @@ unsafe fn copy_strided(from: (*const u8, usize), to: (*mut u8, usize), bytes: us
 /// All of them are the caller's to write.
 #[inline]
 pub(crate) unsafe fn zero_lanes(to: (*mut u8, usize), bytes: usize, lanes: usize) {
+    if to.1 == bytes {
+        // SAFETY: contiguous, so this is exactly the values that the caller vouches for.
+        unsafe { std::ptr::write_bytes(to.0, 0, bytes * lanes) }
+        return;
+    }
     for lane in 0..lanes {
         // SAFETY: one value of the caller's.
         unsafe { std::ptr::write_bytes(to.0.add(lane * to.1), 0, bytes) }
