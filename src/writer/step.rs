@@ -256,11 +256,14 @@ impl StepMut<'_> {
         let index = self.writer.own(leaf).unwrap_or_else(|error| panic!("{error}"));
         let (at, stride) = self.writer.place(index);
         if !self.writer.written.is_whole(index) {
-            for lane in 0..self.writer.lanes.len() {
-                if !self.writer.written.is_set(index, lane) {
-                    // SAFETY: the open step's rows are this writer's (invariant 2), and `place` names them.
-                    unsafe { zero_lanes((at.wrapping_add(lane * stride), 0), self.writer.in_slot[index].bytes, 1) };
-                }
+            let (bytes, lanes) = (self.writer.in_slot[index].bytes, self.writer.lanes.len());
+            let mut lane = 0;
+            while lane < lanes {
+                // Runs of lanes that were not written: most often all of them.
+                let run = (lane..lanes).take_while(|&lane| !self.writer.written.is_set(index, lane)).count();
+                // SAFETY: the open step's rows are this writer's (invariant 2), and `place` names them.
+                unsafe { zero_lanes((at.wrapping_add(lane * stride), stride), bytes, run) };
+                lane += run + 1;
             }
             self.writer.written.set(index);
         }
