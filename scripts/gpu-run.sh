@@ -70,19 +70,23 @@ host() {
 tests() {
     local test
     for test in tests/*; do
-        [[ $test == tests/gpu ]] || run "$test" "./$test" --test-threads "${THREADS:-4}"
+        [[ $test == tests/gpu* ]] || run "$test" "./$test" --test-threads "${THREADS:-4}"
     done
 }
 
 gpu() {
     export PINRING_GPU_RUNTIMES=${RUNTIMES-$(usual_runtimes)} PINRING_GPU_REQUIRED=1
     printf '\nruntimes: %s\n' "${PINRING_GPU_RUNTIMES:-none}"
-    run tests/gpu ./tests/gpu --nocapture --test-threads 1
+    local test
+    for test in tests/gpu*; do
+        run "$test" "./$test" --nocapture --test-threads 1
+    done
 }
 
 examples() {
     run examples/03_when_pinning_fails ./examples/03_when_pinning_fails
     run examples/04_where_time_goes ./examples/04_where_time_goes
+    run examples/06_on_a_gpu ./examples/06_on_a_gpu
 }
 
 bench() {
