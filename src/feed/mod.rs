@@ -64,12 +64,12 @@ const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// ```
 #[derive(Debug)]
 pub struct Feed {
-    gate: Arc<IntakeGate>,
+    pub(crate) gate: Arc<IntakeGate>,
     common: Arc<Common>,
     supervisor: Mutex<Option<Hosted<Supervisor>>>,
     pin_report: Option<PinReport>,
     kept_bytes: Arc<AtomicUsize>,
-    desks: Vec<Arc<Desk>>,
+    pub(crate) desks: Vec<Arc<Desk>>,
     episodes: Episodes,
     seed: u64,
     learner_taken: AtomicBool,

@@ -63,6 +63,8 @@ pub(crate) struct Desk {
     /// Whether host memory is page-locked: else copies are staged by the driver, and the feeding thread pays.
     pub(crate) pinned: bool,
     pub(crate) held: AtomicUsize,
+    /// Batches that the learner ever took.
+    pub(crate) batches_taken: AtomicU64,
     pub(crate) downloads: Option<Downloads>,
     returned: Mutex<Vec<Buffer>>,
     inbox: Mutex<Vec<Flight>>,
@@ -71,7 +73,7 @@ pub(crate) struct Desk {
     /// A learner was made, and one is alive.
     taken: AtomicBool,
     wanted: AtomicBool,
-    /// Something on the device did not end while it was waited for: nobody waits for this device any more.
+    /// Something on the device did not end while it was waited for, or nobody knows: nobody waits for it any more.
     stuck: AtomicBool,
     quarantined_buffers: AtomicU64,
     pub(crate) copies: AtomicU64,
@@ -107,6 +109,7 @@ impl Desk {
             buffers,
             pinned,
             held: AtomicUsize::new(0),
+            batches_taken: AtomicU64::new(0),
             downloads,
             returned: Mutex::default(),
             inbox: Mutex::default(),
@@ -194,10 +197,14 @@ impl Desk {
         self.stuck.store(true, Ordering::Relaxed);
     }
 
-    /// Frees a buffer that nobody will fill again. That waits for the device, where the learner's kernels may well run:
-    /// but not where waiting was in vain.
-    pub(crate) fn discard(&self, buffer: Buffer, ordered: bool) {
-        if self.stuck.load(Ordering::Relaxed) && !(ordered && buffer.is_idle(&self.device) == Ok(true)) {
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.stuck.load(Ordering::Relaxed)
+    }
+
+    /// Frees a buffer that nobody will fill again. Freeing waits for all work of the device, the learner's kernels too:
+    /// so not where waiting was in vain.
+    pub(crate) fn discard(&self, buffer: Buffer) {
+        if self.is_given_up() {
             self.quarantine(buffer);
         }
     }
@@ -292,7 +299,7 @@ impl Drop for Desk {
                     flight.source.quarantine();
                 }
             }
-            returned.into_iter().for_each(|buffer| self.discard(buffer, true));
+            returned.into_iter().for_each(|buffer| self.discard(buffer));
         });
     }
 }

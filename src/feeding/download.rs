@@ -172,12 +172,13 @@ impl Downloads {
         let _ = self.finished.send(None);
     }
 
-    /// Behind the end of the downloads' thread: frees the memory, unless something on the device may still use it.
+    /// Behind the end of the downloads' thread: frees the memory, unless something on the device may still use it, or
+    /// freeing would wait for what did not end.
     pub(crate) fn free(&self, desk: &Desk) {
         let mut state = lock(&self.state);
         let (memory, out, waiting) = (state.memory.take(), state.out.take(), state.waiting.take());
-        let idle =
-            !state.lost && out.is_none() && (!state.snapped || matches!(desk.device.query(&self.snapped), Ok(true)));
+        let snapped = || !state.snapped || desk.device.query(&self.snapped) == Ok(true);
+        let idle = !desk.is_given_up() && !state.lost && out.is_none() && snapped();
         drop(state);
         drop((out, waiting)); // the user's functions, dropped without the lock
         if !idle && let Some(memory) = memory {

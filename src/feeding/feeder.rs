@@ -29,6 +29,8 @@ pub(crate) struct Feeder {
     /// In the order of issue.
     in_flight: VecDeque<Flight>,
     poll: Duration,
+    /// Nothing of ours is under way on the device.
+    settled: bool,
 }
 
 /// What the loop found to do.
@@ -52,17 +54,18 @@ impl Feeder {
             Ok(Buffer { memory, released, recorded: false, filled: None, records: Vec::with_capacity(rows) })
         };
         let free = (0..desk.buffers).map(buffer).collect::<Result<_, CudaError>>()?;
-        Ok(Feeder { desk, stream, free, in_flight: VecDeque::new(), poll: POLL.0 })
+        Ok(Feeder { desk, stream, free, in_flight: VecDeque::new(), poll: POLL.0, settled: true })
     }
 
     /// Feeds until the gates close, then waits for what is queued. Whatever fails is told to the desk.
     pub(crate) fn run(mut self) {
+        self.settled = false;
         match catch_unwind(AssertUnwindSafe(|| self.feed())) {
             Ok(Ok(())) => {}
             Ok(Err(error)) => self.desk.fail(&error),
             Err(panic) => self.desk.fail_with(panic_text(panic)),
         }
-        self.drain();
+        self.settled = self.drain();
     }
 
     fn feed(&mut self) -> Result<(), CudaError> {
@@ -111,14 +114,12 @@ impl Feeder {
         if !self.desk.is_wanted() {
             return Ok((false, false));
         }
-        let desk = self.desk.clone();
-        let batches = &desk.gate.batches;
-        if let Some(Closed::Ended | Closed::LaneGone { .. }) = batches.exhausted() {
-            desk.ready.wake(desk.ready.end(Closed::Ended));
+        if let Some(Closed::Ended | Closed::LaneGone { .. }) = self.desk.gate.batches.exhausted() {
+            self.desk.ready.wake(self.desk.ready.end(Closed::Ended));
             return Ok((false, false));
         }
-        let Some(buffer) = self.usable()? else { return Ok((false, batches.len() > 0)) };
-        match batches.take(Patience::None, &mut Spin::default()) {
+        let Some(buffer) = self.usable()? else { return Ok((false, self.desk.gate.batches.len() > 0)) };
+        match self.desk.gate.batches.take(Patience::None, &mut Spin::default()) {
             Ok(Some(sealed)) => self.issue(sealed, buffer).map(|()| (true, false)),
             Ok(None) | Err(_) => {
                 self.free.push_front(buffer);
@@ -223,20 +224,23 @@ impl Feeder {
         registered.into_iter().for_each(|id| batches.forget(id));
     }
 
-    /// At the end: waits for everything that is queued, until the stop's deadline.
-    fn drain(&mut self) {
+    /// At the end: waits for everything that is queued, until the stop's deadline. Whether it is over.
+    fn drain(&mut self) -> bool {
         let begun = Instant::now();
         self.poll = POLL.0;
         loop {
             match self.settle() {
-                Ok(true) => return,
+                Ok(true) => return true,
                 Ok(false) => {}
-                Err(error) => return self.desk.fail(&error),
+                Err(error) => {
+                    self.desk.fail(&error);
+                    return false;
+                }
             }
             // It may be set while this waits. Whom it has given up before this began has time.
             let deadline = self.desk.gate.stop_deadline().filter(|deadline| *deadline > begun);
             if Instant::now() >= deadline.unwrap_or(begun + DRAIN) {
-                return;
+                return false;
             }
             std::thread::park_timeout(self.poll);
             self.poll = (self.poll * 2).min(POLL.1);
@@ -259,20 +263,11 @@ impl Feeder {
 impl Drop for Feeder {
     fn drop(&mut self) {
         self.collect();
-        let mut stuck = false;
-        for flight in self.in_flight.drain(..) {
-            flight.source.quarantine();
-            stuck = true;
-        }
-        self.desk.in_flight.store(0, Ordering::Relaxed);
-        for buffer in self.free.drain(..) {
-            if buffer.is_idle(&self.desk.device) != Ok(true) {
-                self.desk.quarantine(buffer);
-                stuck = true;
-            }
-        }
-        if stuck {
+        if !self.settled {
             self.desk.give_up();
         }
+        self.in_flight.drain(..).for_each(|flight| flight.source.quarantine());
+        self.desk.in_flight.store(0, Ordering::Relaxed);
+        self.free.drain(..).for_each(|buffer| self.desk.discard(buffer));
     }
 }

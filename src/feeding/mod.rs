@@ -12,4 +12,7 @@ pub(crate) mod download;
 pub(crate) mod feeder;
 pub(crate) mod learner;
 
+#[cfg(all(test, target_os = "linux"))]
+mod tests;
+
 pub(crate) use desk::Desk;
