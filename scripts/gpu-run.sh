@@ -4,9 +4,10 @@
 #
 #   bash run.sh                     everything, benches in short
 #   bash run.sh tests gpu           only these parts; parts are: host tests gpu examples pin ingest unroll handoff
+#                                   h2d dispatch_stall
 #
 #   GIB=8          GiB of the ring in the GPU tests and the pin bench
-#   BENCH="…"      arguments of ingest, unroll and handoff; "--quick" if unset, "" for all of it
+#   BENCH="…"      arguments of the benches but pin; "--quick" if unset, "" for all of it
 #   RUNTIMES=a:b   CUDA runtimes to test beside the one that the search finds; if unset, those that lie in the usual places
 #   LIMIT=300      seconds for each program
 #
@@ -23,7 +24,7 @@ bench=${BENCH---quick}
 limit=${LIMIT:-300}
 export PINRING_FAKE_CUDA=$place/fake_cuda.so PINRING_GPU_BYTES=$((gib << 30))
 parts=("$@")
-[[ ${#parts[@]} -gt 0 ]] || parts=(host tests gpu examples pin ingest unroll handoff)
+[[ ${#parts[@]} -gt 0 ]] || parts=(host tests gpu examples pin ingest unroll handoff h2d dispatch_stall)
 results=()
 
 # run NAME COMMAND…: one program, its output, its result.
@@ -107,7 +108,7 @@ all() {
     for part in "${parts[@]}"; do
         case $part in
             host | tests | gpu | examples) "$part" ;;
-            pin | ingest | unroll | handoff) bench "$part" ;;
+            pin | ingest | unroll | handoff | h2d | dispatch_stall) bench "$part" ;;
             *) echo "no part is called $part"; failed=1 ;;
         esac
     done
