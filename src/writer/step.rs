@@ -252,20 +252,16 @@ impl StepMut<'_> {
     ///
     /// # Panics
     /// If the leaf belongs to another step.
+    #[inline]
     pub fn view_mut<T: Element>(&mut self, leaf: Leaf<T>) -> ArrayViewMutD<'_, T> {
         let index = self.writer.own(leaf).unwrap_or_else(|error| panic!("{error}"));
         let (at, stride) = self.writer.place(index);
-        if !self.writer.written.is_whole(index) {
-            let (bytes, lanes) = (self.writer.in_slot[index].bytes, self.writer.lanes.len());
-            let mut lane = 0;
-            while lane < lanes {
-                // Runs of lanes that were not written: most often all of them.
-                let run = (lane..lanes).take_while(|&lane| !self.writer.written.is_set(index, lane)).count();
-                // SAFETY: the open step's rows are this writer's (invariant 2), and `place` names them.
-                unsafe { zero_lanes((at.wrapping_add(lane * stride), stride), bytes, run) };
-                lane += run + 1;
-            }
+        if self.writer.written.is_untouched(index) {
+            // SAFETY: the open step's rows are this writer's (invariant 2), and `place` names them.
+            unsafe { zero_lanes((at, stride), self.writer.in_slot[index].bytes, self.writer.lanes.len()) };
             self.writer.written.set(index);
+        } else if !self.writer.written.is_whole(index) {
+            self.writer.zero_unwritten(index);
         }
         let shape = self.writer.view_shape(index);
         // SAFETY: `place` gives the leaf's `lanes` values, aligned and valid for `T`, and the borrow of the step keeps
@@ -550,6 +546,17 @@ impl Writer {
         let shape = &self.shapes[index];
         let strides = if self.open.target == Target::Buffer { &shape.in_buffer } else { &shape.in_slot };
         shape.dims.clone().strides(strides.clone())
+    }
+
+    /// Zeroes a leaf for the lanes for which it was not written yet.
+    #[cold]
+    fn zero_unwritten(&mut self, index: usize) {
+        let (at, stride) = self.place(index);
+        for lane in (0..self.lanes.len()).filter(|&lane| !self.written.is_set(index, lane)) {
+            // SAFETY: the open step's rows are this writer's (invariant 2), and `place` names them.
+            unsafe { zero_lanes((at.wrapping_add(lane * stride), stride), self.in_slot[index].bytes, 1) };
+        }
+        self.written.set(index);
     }
 
     fn put_some<T: Element>(&mut self, index: usize, lane: usize, values: &[T]) -> Result<(), PutError> {
