@@ -4,16 +4,17 @@
 //! after its feed. What it does not do: copy. Views borrow it, `share` turns it into parts that own it together.
 
 use crate::element::Element;
-use crate::intake::{IntakeGate, Sealed};
+use crate::intake::{IntakeGate, Lease, Sealed};
 use crate::layout::Layout;
 use crate::metrics::Stage;
 use crate::sample::Column;
 use crate::slots::RowRecord;
 use ndarray::{ArrayView, ArrayViewD, Axis, IxDyn, Slice};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// `batch_size` samples, column by column, in one contiguous slot of the ring. Hold as many as the feed has buffers, in
@@ -42,14 +43,16 @@ pub struct Batch {
     rows: usize,
     sequence: u64,
     taken: Instant,
-    lease: crate::intake::Lease,
+    /// Out of use for good. Said of a shared batch, whose owners go on reading it.
+    quarantined: AtomicBool,
+    lease: Lease,
 }
 
 impl Batch {
     pub(crate) fn new(sealed: Sealed) -> Batch {
         let now = Instant::now();
         let Sealed { lease, rows, sequence, sealed } = sealed;
-        let batch = Batch { rows, sequence, taken: now, lease };
+        let batch = Batch { rows, sequence, taken: now, quarantined: AtomicBool::new(false), lease };
         let gate = batch.gate();
         gate.counters.taken.fetch_add(1, Ordering::Relaxed);
         gate.counters.held.fetch_add(1, Ordering::Relaxed);
@@ -138,20 +141,49 @@ impl Batch {
         BatchView { batch: self, range }
     }
 
+    /// Bytes of the whole batch as it lies in the ring, columns at [`byte_offset`](Batch::byte_offset): what one copy of
+    /// it takes.
+    pub fn byte_len(&self) -> usize {
+        self.layout().slot_bytes
+    }
+
+    /// Where a column begins within the batch's bytes.
+    ///
+    /// # Panics
+    /// If the column belongs to another sample.
+    pub fn byte_offset<T: Element>(&self, column: Column<T>) -> usize {
+        self.layout().columns[self.own(column)].offset
+    }
+
     /// Turns the batch into one that several owners share, column by column: for frameworks that take shared bytes.
     pub fn share(self) -> SharedBatch {
         SharedBatch(Arc::new(self))
     }
 
-    /// The column's number. A clone of the sample has the same schema and may have declared other columns later, so the
-    /// element type is compared too: bytes are never taken for what they are not.
+    /// The whole slot.
+    pub(crate) fn slot_bytes(&self) -> &[u8] {
+        // SAFETY: the slot is mapped and sealed while this batch lives (invariants 2 and 7).
+        unsafe { std::slice::from_raw_parts(self.gate().slots.slot(self.lease.slot), self.layout().slot_bytes) }
+    }
+
+    /// The slot without the batch, which is no longer in the learner's hands.
+    pub(crate) fn into_lease(self) -> Lease {
+        self.put_down();
+        let batch = ManuallyDrop::new(self);
+        // SAFETY: `batch` is never dropped and not used again, so the lease is read out once; its other fields own
+        // nothing.
+        unsafe { std::ptr::read(&batch.lease) }
+    }
+
+    /// The learner does not hold it any more.
+    fn put_down(&self) {
+        let counters = &self.gate().counters;
+        counters.stage(Stage::Hold, self.taken.elapsed());
+        counters.held.fetch_sub(1, Ordering::Relaxed);
+    }
+
     fn own<T: Element>(&self, column: Column<T>) -> usize {
-        let (layout, index) = (self.layout(), column.index as usize);
-        assert!(
-            column.schema == layout.schema && layout.columns.get(index).is_some_and(|own| own.dtype == T::DTYPE),
-            "a column of another sample was passed: use the handles of the sample that this feed was built from"
-        );
-        index
+        self.layout().own(column)
     }
 
     fn bytes(&self, index: usize) -> &[u8] {
@@ -167,9 +199,7 @@ impl Drop for Batch {
         if self.gate().is_inherited() {
             return;
         }
-        let counters = &self.gate().counters;
-        counters.stage(Stage::Hold, self.taken.elapsed());
-        counters.held.fetch_sub(1, Ordering::Relaxed);
+        self.put_down();
         // The lease, dropped next, takes the slot home.
     }
 }
@@ -241,6 +271,18 @@ impl SharedBatch {
         let index = self.0.own(column);
         let shape = self.0.layout().shape(index, self.0.rows);
         (ColumnBytes { batch: self.0.clone(), index }, shape)
+    }
+}
+
+impl SharedBatch {
+    /// Keeps the slot out of use for good (invariant 4), whatever the other owners do. Once, however many copies of it
+    /// were under way.
+    pub(crate) fn quarantine(self) {
+        if !self.0.quarantined.swap(true, Ordering::Relaxed) {
+            self.0.put_down();
+            self.0.gate().note_quarantine(self.0.lease.slot);
+            std::mem::forget(self); // so the last owner, whose drop would give the slot back, is never gone
+        }
     }
 }
 

@@ -4,19 +4,20 @@
 //! over several feeds at once. When the last learner handle is dropped, writers learn that nobody takes batches.
 
 use crate::batch::Batch;
+use crate::cuda::types::CudaError;
 use crate::error::{Closed, Error, ErrorKind};
+use crate::gate::Gate;
 use crate::intake::{IntakeGate, Sealed};
-use crate::sync::{Patience, Spin};
+use crate::sync::{Patience, Spin, Unpark};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, TryLockError};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// While the learner holds every batch, none can come: this long it may, since a framework's queue gives back late.
-const ALL_HELD_PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const ALL_HELD_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Since when the learner holds every batch, as one wait has seen it.
 #[derive(Clone, Debug, Default)]
@@ -39,11 +40,6 @@ impl HeldWatch {
             _ => self.since.insert((taken, Instant::now())).1,
         };
         (since.elapsed() >= patience).then_some(NextError::AllHeld { held, buffers })
-    }
-
-    /// How long to wait before the next look.
-    fn left(&self) -> Duration {
-        self.since.map_or(ALL_HELD_PATIENCE, |(_, since)| ALL_HELD_PATIENCE.saturating_sub(since.elapsed()))
     }
 }
 
@@ -68,6 +64,9 @@ pub enum NextError {
     /// The feed was stopped, or failed.
     #[error(transparent)]
     Closed(Closed),
+    /// The learner's stream or its device said no. Only of device learners.
+    #[error(transparent)]
+    Device(DeviceUseError),
 }
 
 impl From<Closed> for NextError {
@@ -85,7 +84,56 @@ impl From<NextError> for Error {
             NextError::Ended => Error::from_source(ErrorKind::Ended, error),
             NextError::AllHeld { .. } => Error::from_source(ErrorKind::Full, error),
             NextError::Closed(closed) => closed.into(),
+            NextError::Device(error) => error.into(),
         }
+    }
+}
+
+impl From<DeviceUseError> for NextError {
+    fn from(error: DeviceUseError) -> NextError {
+        match error {
+            DeviceUseError::Closed(closed) => closed.into(),
+            other => NextError::Device(other),
+        }
+    }
+}
+
+/// Why a call on a device batch, a copy or a download failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceUseError {
+    /// The stream is capturing a graph; an outside event would break the capture.
+    #[error("the stream is capturing a CUDA graph: take, wait for and download batches outside of the capture")]
+    Capturing,
+    /// The learner's stream is the per-thread one (handle 2), and this is another thread.
+    #[error("this learner was made for its thread's own stream (handle 2): use it on the thread that made it")]
+    OtherThread,
+    /// More bytes than the feed was built for.
+    #[error("a download of {bytes} bytes, but the feed was built for {max}: give `.downloads` at least that many")]
+    TooLarge {
+        /// Bytes asked for.
+        bytes: usize,
+        /// Bytes that the feed was built for.
+        max: usize,
+    },
+    /// The feed was stopped or failed.
+    #[error(transparent)]
+    Closed(#[from] crate::error::Closed),
+    /// A CUDA call failed.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+}
+
+impl From<DeviceUseError> for crate::error::Error {
+    fn from(error: DeviceUseError) -> Self {
+        use crate::error::ErrorKind;
+        let kind = match error {
+            DeviceUseError::Closed(closed) => return closed.into(),
+            DeviceUseError::Cuda(_) => ErrorKind::Cuda,
+            DeviceUseError::TooLarge { .. } => ErrorKind::Input,
+            _ => ErrorKind::Misuse,
+        };
+        Self::from_source(kind, error)
     }
 }
 
@@ -117,12 +165,12 @@ impl From<NextError> for Error {
 #[derive(Debug)]
 pub struct Learner {
     gate: Arc<IntakeGate>,
-    spin: Mutex<Spin>,
+    taker: Taker,
 }
 
 impl Learner {
     pub(crate) fn new(gate: Arc<IntakeGate>) -> Learner {
-        Learner { gate, spin: Mutex::default() }
+        Learner { gate, taker: Taker::default() }
     }
 
     /// The next batch; waits for it.
@@ -234,41 +282,10 @@ impl Learner {
         if self.gate.is_inherited() {
             return Err(NextError::Closed(Closed::UsedAfterFork));
         }
-        if let Some(sealed) = self.gate.batches.take(Patience::None, &mut Spin::default())? {
-            return Ok(Some(Batch::new(sealed)));
-        }
         let mut watch = HeldWatch::default();
-        if matches!(patience, Patience::None) {
-            return watch.look(&self.gate, Duration::ZERO).map_or(Ok(None), Err);
-        }
-        let begun = Instant::now();
-        let mut fresh = Spin::default();
-        let mut kept = match self.spin.try_lock() {
-            Ok(kept) => Some(kept),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        };
-        let spin = kept.as_deref_mut().unwrap_or(&mut fresh);
-        let _ = watch.look(&self.gate, ALL_HELD_PATIENCE);
-        loop {
-            let slice = patience.left().map_or(watch.left(), |left| left.min(watch.left()));
-            let taken = self.gate.batches.take(Patience::timeout(slice), spin);
-            let over = patience.left().is_some_and(|left| left.is_zero());
-            let result = match taken {
-                Ok(Some(sealed)) => Ok(Some(Batch::new(sealed))),
-                Ok(None) => {
-                    let long = if over { Duration::ZERO } else { ALL_HELD_PATIENCE };
-                    match watch.look(&self.gate, long) {
-                        Some(error) => Err(error),
-                        None if over => Ok(None),
-                        None => continue,
-                    }
-                }
-                Err(closed) => Err(closed.into()),
-            };
-            self.blocked(begun.elapsed());
-            return result;
-        }
+        let all_held = |long| watch.look(&self.gate, long);
+        let taken = self.taker.take(&self.gate.batches, patience, all_held, |time| self.blocked(time))?;
+        Ok(taken.map(Batch::new))
     }
 
     fn blocked(&self, time: Duration) {
@@ -278,16 +295,59 @@ impl Learner {
 
 impl Drop for Learner {
     fn drop(&mut self) {
-        self.gate.close(Closed::LearnerGone);
+        if !self.gate.is_inherited() {
+            self.gate.learner_gone();
+        }
     }
 }
 
-/// Wakes the thread that parks in `select`.
-struct Unpark(Thread);
+/// The wait before a gate that host and device learners share.
+#[derive(Debug, Default)]
+pub(crate) struct Taker {
+    spin: Mutex<Spin>,
+}
 
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
+impl Taker {
+    /// Takes a token. `all_held` says whether none can come because the caller has held them all for so long: no time for
+    /// a `try_` and at a timeout, a second otherwise. It is asked before the wait and whenever a second of it is over.
+    pub(crate) fn take<T>(
+        &self,
+        gate: &Gate<T>,
+        patience: Patience,
+        mut all_held: impl FnMut(Duration) -> Option<NextError>,
+        blocked: impl Fn(Duration),
+    ) -> Result<Option<T>, NextError> {
+        if let Some(token) = gate.take(Patience::None, &mut Spin::default())? {
+            return Ok(Some(token));
+        }
+        if matches!(patience, Patience::None) {
+            return all_held(Duration::ZERO).map_or(Ok(None), Err);
+        }
+        let begun = Instant::now();
+        let _ = all_held(ALL_HELD_PATIENCE); // notes since when
+        let mut fresh = Spin::default();
+        let mut kept = match self.spin.try_lock() {
+            Ok(kept) => Some(kept),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let spin = kept.as_deref_mut().unwrap_or(&mut fresh);
+        loop {
+            let slice = patience.left().map_or(ALL_HELD_PATIENCE, |left| left.min(ALL_HELD_PATIENCE));
+            let taken = gate.take(Patience::timeout(slice), spin);
+            let over = patience.left().is_some_and(|left| left.is_zero());
+            let result = match taken {
+                Ok(Some(token)) => Ok(Some(token)),
+                Ok(None) => match all_held(if over { Duration::ZERO } else { ALL_HELD_PATIENCE }) {
+                    Some(error) => Err(error),
+                    None if over => Ok(None),
+                    None => continue,
+                },
+                Err(closed) => Err(closed.into()),
+            };
+            blocked(begun.elapsed());
+            return result;
+        }
     }
 }
 

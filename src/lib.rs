@@ -103,6 +103,8 @@ mod writer;
 #[allow(unsafe_code)]
 mod batch;
 mod learner;
+#[allow(unsafe_code)]
+mod feeding;
 mod actors;
 mod feed;
 
@@ -113,14 +115,17 @@ pub use element::{DType, Element};
 pub use episodes::{End, Episode, Episodes};
 pub use error::{Closed, Error, ErrorKind, Fault, Result};
 pub use feed::{Feed, FeedBuilder, Footprint, Intake, Pinning, StartHandle, StopReport};
+pub use feeding::batch::{DeviceBatch, DeviceColumn};
+pub use feeding::copy::{CopyError, CopyTicket, DeviceCopier};
+pub use feeding::learner::DeviceLearner;
 pub use intake::WhenFull;
 pub use layout::{COLUMN_ALIGN, ColumnInfo, SLOT_ALIGN};
-pub use learner::{Batches, Learner, NextBatch, NextError};
+pub use learner::{Batches, DeviceUseError, Learner, NextBatch, NextError};
 pub use memory::{
     BudgetRefusal, MapOutcome, MemoryLimit, MemoryLimitKind, PinOutcome, PinPhase, PinProgress, PinReport, PinTimes,
     PinTrial, RegisterRefusal, RingError, SlotEnd,
 };
-pub use metrics::{Lag, Latency, Metrics};
+pub use metrics::{DeviceMetrics, Lag, Latency, Metrics};
 pub use sample::{Column, Sample};
 pub use schema::{Leaf, LeafInfo, SchemaError, Step};
 pub use weights::Weights;

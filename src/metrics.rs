@@ -77,8 +77,38 @@ pub struct Metrics {
     pub batches_held: usize,
     /// Bytes of this feed's ring that are page-locked: all of it, or 0 with pinning off.
     pub page_locked_bytes: usize,
+    /// Slots out of use for good, because the end of a copy from them could not be learned. 0 is normal.
+    pub quarantined_slots: u64,
+    /// One entry per attached device.
+    pub devices: Vec<DeviceMetrics>,
     /// Bytes of rings of this process that stay mapped for good, because CUDA would not let go of them. 0 is normal.
     pub stranded_bytes: usize,
+}
+
+/// Counters of one attached device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceMetrics {
+    /// Its ordinal.
+    pub device: i32,
+    /// Batches whose copy was issued.
+    pub batches: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Device batches that wait for the learner.
+    pub batches_waiting: usize,
+    /// Device batches in the learner's hands.
+    pub batches_held: usize,
+    /// Copies whose end was not seen yet: so many slots are not home.
+    pub copies_in_flight: usize,
+    /// Whether the ring is ordinary memory, so that the driver stages every copy and the feeding thread pays for it.
+    pub pageable: bool,
+    /// Downloads whose function was called.
+    pub downloads: u64,
+    /// Downloads that were replaced by a newer one before they were copied out.
+    pub downloads_replaced: u64,
+    /// Device buffers out of use for good, because the end of what uses them could not be learned. 0 is normal.
+    pub quarantined_buffers: u64,
 }
 
 /// A latency distribution; relative error below 1 %.
@@ -155,6 +185,7 @@ pub(crate) struct Counters {
     pub(crate) learner_blocked_ns: AtomicU64,
     /// Batches in the learner's hands.
     pub(crate) held: AtomicUsize,
+    pub(crate) quarantined: AtomicU64,
     stages: Mutex<Stages>,
 }
 
@@ -196,6 +227,7 @@ impl Counters {
             episodes_dropped: AtomicU64::new(0),
             learner_blocked_ns: AtomicU64::new(0),
             held: AtomicUsize::new(0),
+            quarantined: AtomicU64::new(0),
             stages: Mutex::new(Stages { fill: histogram(), wait: histogram(), hold: histogram(), lag: histogram() }),
         }
     }
@@ -242,6 +274,7 @@ impl Counters {
         metrics.episodes = self.episodes.load(Ordering::Relaxed);
         metrics.episodes_dropped = self.episodes_dropped.load(Ordering::Relaxed);
         metrics.learner_blocked = Duration::from_nanos(self.learner_blocked_ns.load(Ordering::Relaxed));
+        metrics.quarantined_slots = self.quarantined.load(Ordering::Relaxed);
         metrics.batches_held = self.held.load(Ordering::Relaxed);
         let stages = lock(&self.stages);
         metrics.fill = latency(&stages.fill);

@@ -2,7 +2,10 @@
 //!
 //! Owns the rule for poisoned locks, deadlines, and the short spin before a thread parks.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::any::Any;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Wake;
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 /// Locks, also when another thread panicked while it held the lock: every critical section in this crate leaves its
@@ -26,6 +29,14 @@ pub(crate) enum Patience {
 impl Patience {
     pub(crate) fn timeout(timeout: Duration) -> Patience {
         Instant::now().checked_add(timeout).map_or(Patience::Forever, Patience::Until)
+    }
+
+    /// The same, but no longer than this from now.
+    pub(crate) fn at_most(self, time: Duration) -> Patience {
+        match self.left() {
+            Some(left) if left <= time => self,
+            _ => Patience::timeout(time),
+        }
     }
 
     /// The time left: `None` is without end.
@@ -83,5 +94,30 @@ impl<T> std::ops::Deref for Padded<T> {
     type Target = T;
     fn deref(&self) -> &T {
         &self.0
+    }
+}
+
+/// Wakes a parked thread, as a waker.
+pub(crate) struct Unpark(pub(crate) Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// What a panic said.
+pub(crate) fn panic_text(panic: Box<dyn Any + Send>) -> String {
+    match panic.downcast::<String>() {
+        Ok(text) => format!("it panicked: {text}"),
+        Err(panic) => {
+            let text = match panic.downcast_ref::<&'static str>() {
+                Some(text) => format!("it panicked: {text}"),
+                None => "it panicked without a text".to_owned(),
+            };
+            // A foreign payload may panic when it is dropped, and then nobody would hear of the first panic.
+            std::mem::forget(panic);
+            text
+        }
     }
 }

@@ -65,7 +65,7 @@ fn has_cuda(test: &str, search: &CudaSearch) -> bool {
 fn skip(test: &str, why: &CudaFindError) {
     assert!(std::env::var_os("PINRING_GPU_REQUIRED").is_none(), "PINRING_GPU_REQUIRED is set, and {why}");
     let why = why.to_string();
-    println!("skipped: no CUDA device: {test}: {}", why.lines().next().unwrap_or_default());
+    println!("skipped: no CUDA device: {test}: {}", why.split(" Searched, ").next().unwrap_or_default());
 }
 
 // ---- the witness ---------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@
 //! panic then ends the program.
 
 use crate::error::{Error, ErrorKind};
+use crate::sync::panic_text;
 use actix::{Actor, Addr, Context};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::JoinHandle;
@@ -115,18 +115,10 @@ where
     }
 }
 
-/// What a panic said.
-fn panic_text(panic: Box<dyn Any + Send>) -> String {
-    match panic.downcast::<String>() {
-        Ok(text) => format!("it panicked: {text}"),
-        Err(panic) => {
-            let text = match panic.downcast_ref::<&'static str>() {
-                Some(text) => format!("it panicked: {text}"),
-                None => "it panicked without a text".to_owned(),
-            };
-            // A foreign payload may panic when it is dropped, and then nobody would hear of the first panic.
-            std::mem::forget(panic);
-            text
-        }
-    }
+/// Starts a plain thread of a feed's own.
+pub(crate) fn thread(feed: u64, name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(thread_name(feed, name)).spawn(move || {
+        OURS.set(true);
+        run();
+    })
 }

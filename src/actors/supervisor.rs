@@ -1,16 +1,18 @@
 //! The supervisor: the order of the start, the first fault, and the stop.
 //!
-//! Owns the other actors' addresses; their threads are the crew's. It starts pinning, then ingest, then answers the
-//! builder; it takes every exit report; it closes the gates and ends the crew. Nothing is restarted: the first fault is
+//! Owns the other actors' addresses; their threads are the crew's. It starts pinning, then feeding device by device,
+//! then ingest, then answers the builder; it takes every exit report; it closes the gates and ends the crew. Nothing is restarted: the first fault is
 //! final, closes the gates with its text, and a user starts a new feed.
 
 use super::crew::Crew;
+use super::feeding::{FEEDING, Feeding, FeedingPlan, StopFeeding};
 use super::host::{self, Exit};
 use super::ingest::{Ingest, StopIngest, Watch};
 use super::pinning::{PinPlan, Pinning, StopPinning};
 use crate::error::{Closed, Error, ErrorKind, Fault};
+use crate::feeding::Desk;
 use crate::intake::{IntakeConfig, IntakeGate};
-use crate::memory::{PinReport, Ring, RingError};
+use crate::memory::{PinReport, Ring};
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
 use crossbeam_channel::Sender;
 use std::sync::atomic::AtomicUsize;
@@ -28,6 +30,8 @@ pub(crate) struct Running {
     pub(crate) pin_report: Option<PinReport>,
     /// Bytes of the ring that CUDA did not let go of, once it was dropped.
     pub(crate) kept_bytes: Arc<AtomicUsize>,
+    /// One per device, in the order of the builder.
+    pub(crate) desks: Vec<Arc<Desk>>,
 }
 
 /// What outlives the supervisor: the gates to close, the fault to name and the actors to end if it fails itself.
@@ -68,6 +72,10 @@ pub(crate) struct Supervisor {
     common: Arc<Common>,
     plan: Option<PinPlan>,
     make_gate: Option<MakeGate>,
+    /// Devices that were not attached yet, the next one last.
+    devices: Vec<FeedingPlan>,
+    /// What the builder gets, once it is whole.
+    running: Option<Running>,
     /// The builder, until it was answered.
     start: Option<Sender<Result<Running, Error>>>,
     /// For tests that kill an actor; everybody else goes through the crew.
@@ -94,13 +102,17 @@ impl Supervisor {
         common: Arc<Common>,
         plan: PinPlan,
         make_gate: MakeGate,
+        mut devices: Vec<FeedingPlan>,
         start: Sender<Result<Running, Error>>,
     ) -> Supervisor {
+        devices.reverse();
         Supervisor {
             feed,
             common,
             plan: Some(plan),
             make_gate: Some(make_gate),
+            devices,
+            running: None,
             start: Some(start),
             pinning: None,
             ingest: None,
@@ -130,6 +142,15 @@ impl Supervisor {
         self.finish_if_alone(context);
     }
 
+    /// An actor failed. A start ends with the fault; a feed that runs has its gates closed, and waits for its stop.
+    fn fail(&mut self, actor: &'static str, text: String) {
+        self.common.fail(actor, text);
+        self.stopping = true;
+        if let Some(start) = self.start.take() {
+            self.waiting = Some(Waiting::Start(start, self.common.error()));
+        }
+    }
+
     fn finish_if_alone(&mut self, context: &mut Context<Self>) {
         if self.alive == 0 {
             self.finish(None, context);
@@ -149,16 +170,47 @@ impl Supervisor {
     }
 
     /// The ring is there: makes the gate and starts the rest.
-    fn run(&mut self, ring: Arc<Ring>, make_gate: MakeGate, address: Addr<Supervisor>) -> Result<Running, Error> {
+    fn run(&mut self, ring: Arc<Ring>, make_gate: MakeGate, context: &mut Context<Self>) {
         let (pin_report, kept_bytes) = (ring.report().cloned(), ring.kept_bytes());
         let gate = Arc::new(IntakeGate::new(make_gate(ring)));
         let _ = self.common.gate.set(gate.clone());
-        let ingest = Ingest { gate: gate.clone(), watch: Watch::new() };
-        let hosted = host::host(self.feed, INGEST, ingest, Supervisor::report_to(address, INGEST))?;
-        self.ingest = Some(self.common.crew.add(hosted, || StopIngest));
-        self.alive += 1;
-        tracing::info!(target: "pinring", feed = self.feed, pinned = pin_report.is_some(), "the feed runs");
-        Ok(Running { gate, pin_report, kept_bytes })
+        self.running = Some(Running { gate, pin_report, kept_bytes, desks: Vec::new() });
+        self.start_next(context);
+    }
+
+    /// Starts the next device's feeding actor, whose answer brings the one behind it; after the last, ingest, and then
+    /// answers the builder.
+    fn start_next(&mut self, context: &mut Context<Self>) {
+        let Some(gate) = self.running.as_ref().map(|running| running.gate.clone()) else { return };
+        let address = context.address();
+        if let Some(plan) = self.devices.pop() {
+            let name = FEEDING[plan.index];
+            let (common, supervisor) = (self.common.clone(), address.clone());
+            let feeding = Feeding { feed: self.feed, plan, gate, common, supervisor };
+            match host::host(self.feed, name, feeding, Supervisor::report_to(address, name)) {
+                Ok(hosted) => {
+                    self.common.crew.add(hosted, || StopFeeding);
+                    self.alive += 1;
+                }
+                Err(error) => self.refuse(error, context),
+            }
+            return;
+        }
+        let ingest = Ingest { gate, watch: Watch::new() };
+        match host::host(self.feed, INGEST, ingest, Supervisor::report_to(address, INGEST)) {
+            Ok(hosted) => {
+                self.ingest = Some(self.common.crew.add(hosted, || StopIngest));
+                self.alive += 1;
+            }
+            Err(error) => return self.refuse(error, context),
+        }
+        let Some(running) = self.running.take() else { return };
+        let (pinned, devices) = (running.pin_report.is_some(), running.desks.len());
+        tracing::info!(target: "pinring", feed = self.feed, pinned, devices, "the feed runs");
+        // Nobody may be there to take it: the start was given up while it was stuck.
+        if self.start.take().is_none_or(|start| start.send(Ok(running)).is_err()) {
+            self.end(Waiting::Nobody, context);
+        }
     }
 }
 
@@ -167,7 +219,7 @@ impl Actor for Supervisor {
     fn started(&mut self, context: &mut Self::Context) {
         let Some(plan) = self.plan.take() else { return };
         let supervisor = context.address();
-        let pinning = Pinning { plan, supervisor: supervisor.clone(), ring: None };
+        let pinning = Pinning { plan, supervisor: supervisor.clone(), ring: None, device: None };
         match host::host(self.feed, PINNING, pinning, Supervisor::report_to(supervisor, PINNING)) {
             Ok(hosted) => {
                 self.pinning = Some(self.common.crew.add(hosted, || StopPinning));
@@ -179,7 +231,7 @@ impl Actor for Supervisor {
 }
 
 /// The ring, or why there is none.
-pub(crate) struct Pinned(pub(crate) Result<Arc<Ring>, RingError>);
+pub(crate) struct Pinned(pub(crate) Result<Arc<Ring>, Error>);
 
 impl Message for Pinned {
     type Result = ();
@@ -189,19 +241,57 @@ impl Handler<Pinned> for Supervisor {
     type Result = ();
     fn handle(&mut self, Pinned(made): Pinned, context: &mut Self::Context) {
         let Some(make_gate) = self.make_gate.take().filter(|_| !self.stopping) else { return };
-        let made = made.map_err(|error| {
-            tracing::error!(target: "pinring", error = %error, "the ring could not be made");
-            error.into()
-        });
-        match made.and_then(|ring| self.run(ring, make_gate, context.address())) {
-            Ok(running) => {
-                // Nobody is there to take it: the start was given up while it was stuck.
-                if self.start.take().is_none_or(|start| start.send(Ok(running)).is_err()) {
-                    self.end(Waiting::Nobody, context);
-                }
+        match made {
+            Ok(ring) => self.run(ring, make_gate, context),
+            Err(error) => {
+                tracing::error!(target: "pinring", error = %error, "the ring could not be made");
+                self.refuse(error, context);
             }
-            Err(error) => self.refuse(error, context),
         }
+    }
+}
+
+/// A device is attached and its feeding thread runs, or why not.
+#[derive(Debug)]
+pub(crate) struct FeedingUp(pub(crate) Result<Arc<Desk>, Error>);
+
+impl Message for FeedingUp {
+    type Result = ();
+}
+
+impl Handler<FeedingUp> for Supervisor {
+    type Result = ();
+    fn handle(&mut self, FeedingUp(up): FeedingUp, context: &mut Self::Context) {
+        match up {
+            Ok(_) if self.stopping => {}
+            Ok(desk) => {
+                self.running.iter_mut().for_each(|running| running.desks.push(desk.clone()));
+                self.start_next(context);
+            }
+            Err(error) => {
+                tracing::error!(target: "pinring", error = %error, "a device could not be attached");
+                self.refuse(error, context);
+            }
+        }
+    }
+}
+
+/// An actor met an error that ends the feed.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    pub(crate) actor: &'static str,
+    pub(crate) text: String,
+}
+
+impl Message for Failed {
+    type Result = ();
+}
+
+impl Handler<Failed> for Supervisor {
+    type Result = ();
+    fn handle(&mut self, Failed { actor, text }: Failed, context: &mut Self::Context) {
+        self.fail(actor, text);
+        self.finish_if_alone(context);
     }
 }
 
@@ -226,12 +316,7 @@ impl Handler<Exited> for Supervisor {
             other => other,
         };
         if let Err(text) = exit {
-            self.common.fail(actor, text);
-            // A start ends with the fault. A feed that runs has its gates closed by now, and waits for its stop.
-            self.stopping = true;
-            if let Some(start) = self.start.take() {
-                self.waiting = Some(Waiting::Start(start, self.common.error()));
-            }
+            self.fail(actor, text);
         }
         self.finish_if_alone(context);
     }
@@ -253,6 +338,9 @@ impl Handler<Stop> for Supervisor {
     type Result = ();
     fn handle(&mut self, Stop { deadline, answer }: Stop, context: &mut Self::Context) {
         tracing::info!(target: "pinring", feed = self.feed, "the feed stops");
+        if let Some(gate) = self.common.gate.get() {
+            gate.set_stop_deadline(deadline);
+        }
         context.run_later(deadline.saturating_duration_since(Instant::now()), move |supervisor, context| {
             supervisor.finish(Some(deadline), context);
         });

@@ -29,6 +29,7 @@ struct Driver {
     cuMemHostGetDevicePointer_v2: unsafe extern "C" fn(*mut *mut c_void, *mut c_void, c_uint) -> c_int,
     cuGetErrorName: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
     cuGetErrorString: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
+    cuThreadExchangeStreamCaptureMode: unsafe extern "C" fn(*mut c_uint) -> c_int,
 }
 
 /// A process has one driver. Its library is never closed.
@@ -51,6 +52,7 @@ pub(super) fn table(library: &Library) -> Result<(PinTable, usize), MissingSymbo
         cuMemHostGetDevicePointer_v2,
         cuGetErrorName,
         cuGetErrorString,
+        cuThreadExchangeStreamCaptureMode,
     });
     let driver = DRIVER.get_or_init(|| loaded);
     let table = PinTable {
@@ -65,6 +67,7 @@ pub(super) fn table(library: &Library) -> Result<(PinTable, usize), MissingSymbo
         cudaGetErrorString: error_text,
         cudaGetLastError: no_slot,
         cudaPeekAtLastError: no_slot,
+        cudaThreadExchangeStreamCaptureMode: exchange_capture_mode,
     };
     Ok((table, driver.cuInit as *const () as usize))
 }
@@ -141,6 +144,11 @@ unsafe extern "C" fn no_runtime(out: *mut c_int) -> c_int {
 unsafe extern "C" fn driver_version(out: *mut c_int) -> c_int {
     // SAFETY: the caller's out-pointer, as above.
     DRIVER.get().map_or(code::INITIALIZATION, |driver| unsafe { (driver.cuDriverGetVersion)(out) })
+}
+
+unsafe extern "C" fn exchange_capture_mode(mode: *mut c_uint) -> c_int {
+    // SAFETY: the caller's pointer: `PinTable::relaxed` passes a live integer.
+    DRIVER.get().map_or(code::INITIALIZATION, |driver| unsafe { (driver.cuThreadExchangeStreamCaptureMode)(mode) })
 }
 
 unsafe extern "C" fn error_name(code: c_int) -> *const c_char {

@@ -20,8 +20,6 @@ const RUNGS: [Rung; 6] =
     [Rung::ExplicitPath, Rung::AlreadyLoaded, Rung::InstalledWheels, Rung::Toolkit, Rung::Soname, Rung::Driver];
 /// The names that the loader is asked for, in this order.
 const SONAMES: [&str; 3] = ["libcudart.so.13", "libcudart.so.12", "libcudart.so"];
-/// The driver's.
-const DRIVER: &str = "libcuda.so.1";
 
 /// Climbs the ladder.
 pub(super) fn climb(search: &CudaSearch) -> Result<Cuda, CudaFindError> {
@@ -80,7 +78,7 @@ impl Climb {
             Rung::InstalledWheels => self.files(rung, places::wheels(&search.roots, env)),
             Rung::Toolkit => self.files(rung, places::toolkits(env)),
             Rung::Soname => self.sonames(),
-            Rung::Driver => self.driver(),
+            Rung::Driver => self.driver(search.driver_library()),
         }
     }
 
@@ -177,8 +175,7 @@ impl Climb {
         Step::Next
     }
 
-    fn driver(&mut self) -> Step {
-        let path = Path::new(DRIVER);
+    fn driver(&mut self, path: &Path) -> Step {
         self.candidate(Rung::Driver, path, None, || open(path, 0).map_err(Outcome::NotLoaded), driver::table)
     }
 

@@ -2,12 +2,15 @@
 //!
 //! `types` is what the search takes and tells, `names` and `places` know files and folders, `mapped` reads what the
 //! process has mapped, `table` holds the functions, `driver` makes them from the driver alone, `ladder` searches.
-//! Here is the handle with its checked calls, the memory of searches that succeeded, and the public probe.
+//! `device` has one device's context, and the driver's calls for streams, events, memory and copies. Here is the handle with its checked calls, the memory of searches that succeeded, and the public probe.
 //!
 //! One handle serves the whole life of a ring: initialise, register, unregister and draining the last error go to the
 //! same copy of the runtime, which is never closed. It does not own registrations (the ring does), selects no
 //! device, and knows no streams, events or copies.
 
+// The feeding actor is its user.
+#[allow(dead_code)]
+pub(crate) mod device;
 #[cfg(unix)]
 mod driver;
 #[cfg(unix)]
@@ -88,6 +91,13 @@ impl Cuda {
         let (runtime_version, driver_version) = table.versions();
         let rung = Rung::ExplicitPath;
         Cuda::new(Loaded { table, library: name.into(), rung, runtime_version, driver_version, candidates: Vec::new() })
+    }
+
+    /// Runs `calls` without spoiling the graph captures of other threads. For every thread that registers, unregisters
+    /// or asks, since it may be anybody's.
+    #[doc(alias = "cudaThreadExchangeStreamCaptureMode")]
+    pub(crate) fn relaxed<R>(&self, calls: impl FnOnce() -> R) -> R {
+        self.0.table.relaxed(calls)
     }
 
     /// Page-locks a range, portable and mapped. Whoever calls it keeps the range mapped until it was unregistered

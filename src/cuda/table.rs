@@ -6,6 +6,9 @@
 use super::types::{CudaError, code};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
+/// `cudaStreamCaptureModeRelaxed`.
+const RELAXED: c_uint = 2;
+
 /// The functions, under NVIDIA's names. All may be called from any thread.
 #[derive(Clone, Copy, Debug)]
 #[allow(non_snake_case)]
@@ -22,6 +25,7 @@ pub(crate) struct PinTable {
     pub(crate) cudaGetErrorString: unsafe extern "C" fn(c_int) -> *const c_char,
     pub(crate) cudaGetLastError: unsafe extern "C" fn() -> c_int,
     pub(crate) cudaPeekAtLastError: unsafe extern "C" fn() -> c_int,
+    pub(crate) cudaThreadExchangeStreamCaptureMode: unsafe extern "C" fn(*mut c_uint) -> c_int,
 }
 
 /// A function that a library lacks, and what the loader said.
@@ -81,6 +85,7 @@ impl PinTable {
             cudaGetErrorString,
             cudaGetLastError,
             cudaPeekAtLastError,
+            cudaThreadExchangeStreamCaptureMode,
         }))
     }
 
@@ -113,6 +118,24 @@ impl PinTable {
             if pointer.is_null() { None } else { Some(CStr::from_ptr(pointer)) }
         };
         words.map_or_else(|| "unknown to this CUDA library".into(), |words| words.to_string_lossy().into_owned())
+    }
+
+    /// Runs `calls` with the calling thread in relaxed capture mode and puts its mode back: while some other thread
+    /// captures a graph in global mode, to page-lock memory would spoil its capture. Where the mode cannot be changed
+    /// the calls are made all the same, and their own answers tell.
+    pub(super) fn relaxed<R>(&self, calls: impl FnOnce() -> R) -> R {
+        let mut mode = RELAXED;
+        let mut exchange = || {
+            // SAFETY: the pointer is to a live integer of ours, which gets the mode that was.
+            let answer = unsafe { (self.cudaThreadExchangeStreamCaptureMode)(&mut mode) };
+            self.check("cudaThreadExchangeStreamCaptureMode", answer).is_ok()
+        };
+        let changed = exchange();
+        let result = calls();
+        if changed {
+            exchange();
+        }
+        result
     }
 
     /// The CUDA versions of the runtime and of the driver; 0 where there is none or it does not say.

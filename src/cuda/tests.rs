@@ -77,6 +77,34 @@ fn a_failed_call_keeps_its_code_and_symbol_and_drains_the_slot_of_its_own_copy()
 }
 
 #[test]
+fn in_relaxed_mode_no_other_threads_capture_is_lost_and_the_mode_is_put_back() {
+    let (fake, cuda) = load("handle-relaxed");
+    let (_memory, start) = page();
+    let stream = fake.user_stream(1);
+    fake.begin_capture(stream, 0);
+    let address = start.addr().get();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let start = NonNull::new(address as *mut u8).unwrap();
+            cuda.relaxed(|| {
+                assert_eq!(fake.capture_mode(), 2);
+                cuda.register(start, 4096).unwrap();
+                cuda.unregister(start).unwrap();
+            });
+            assert_eq!(fake.capture_mode(), 0);
+        });
+    });
+    assert!(fake.end_capture(stream), "the capture is whole");
+
+    // A mode that cannot be changed is not put back either; the call itself says what is wrong.
+    fake.begin_capture(stream, 0);
+    fake.inject("cudaThreadExchangeStreamCaptureMode", 1, 1);
+    let refused = cuda.relaxed(|| cuda.register(start, 4096)).unwrap_err();
+    assert_eq!((refused.code(), fake.peek_last_error(), fake.capture_mode()), (900, 0, 0));
+    assert!(!fake.end_capture(stream));
+}
+
+#[test]
 fn zero_bytes_are_refused_without_a_call() {
     let (fake, cuda) = load("handle-zero");
     let before = fake.calls().len();
@@ -156,6 +184,9 @@ fn a_table_of_rust_functions_stands_in_for_a_library() {
     unsafe extern "C" fn peek() -> c_int {
         SLOT.load(Ordering::Relaxed)
     }
+    unsafe extern "C" fn exchange(_: *mut c_uint) -> c_int {
+        0
+    }
     let table = PinTable {
         cudaFree: free,
         cudaHostRegister: register,
@@ -168,6 +199,7 @@ fn a_table_of_rust_functions_stands_in_for_a_library() {
         cudaGetErrorString: words,
         cudaGetLastError: last,
         cudaPeekAtLastError: peek,
+        cudaThreadExchangeStreamCaptureMode: exchange,
     };
     let cuda = Cuda::from_table(table, "rust functions");
     assert_eq!((cuda.runtime_version(), cuda.driver_version()), (12090, 0));

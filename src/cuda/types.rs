@@ -16,11 +16,19 @@ pub(crate) mod code {
     pub(crate) const DEVICES_UNAVAILABLE: i32 = 46;
     pub(crate) const NO_DEVICE: i32 = 100;
     pub(crate) const INVALID_DEVICE: i32 = 101;
+    pub(crate) const NOT_READY: i32 = 600;
+    pub(crate) const ILLEGAL_ADDRESS: i32 = 700;
+    pub(crate) const CONTEXT_IS_DESTROYED: i32 = 709;
     pub(crate) const ALREADY_REGISTERED: i32 = 712;
     pub(crate) const NOT_REGISTERED: i32 = 713;
     pub(crate) const SYSTEM_NOT_READY: i32 = 802;
     pub(crate) const DRIVER_MISMATCH: i32 = 803;
     pub(crate) const COMPAT_NOT_SUPPORTED: i32 = 804;
+    pub(crate) const STREAM_CAPTURE_UNSUPPORTED: i32 = 900;
+    pub(crate) const STREAM_CAPTURE_INVALIDATED: i32 = 901;
+    pub(crate) const STREAM_CAPTURE_ISOLATION: i32 = 905;
+    pub(crate) const STREAM_CAPTURE_IMPLICIT: i32 = 906;
+    pub(crate) const CAPTURED_EVENT: i32 = 907;
 }
 
 /// A CUDA call that failed: the call, its code, and the name and text that the library has for that code.
@@ -71,6 +79,10 @@ impl CudaError {
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self.code {
             code::INVALID_VALUE => "the range is empty, is not mapped writable, or is not one registered range",
+            code::MEMORY_ALLOCATION if self.operation == "cuMemAlloc" => {
+                "the device's memory is taken, by this process or another (see nvidia-smi): ask for fewer or smaller \
+                 device buffers, or attach the device before the framework's allocator takes what is left"
+            }
             code::MEMORY_ALLOCATION => {
                 "the host refused to page-lock that much: the limits are those of the host, the container and the \
                  driver (WSL has a small one of its own), not the GPU's memory; ask for fewer bytes or smaller pieces"
@@ -108,6 +120,18 @@ impl CudaError {
             code::COMPAT_NOT_SUPPORTED => {
                 "a forward-compatibility libcuda was loaded that this GPU does not support: remove the cuda-compat \
                  folder from LD_LIBRARY_PATH, or update the driver"
+            }
+            code::ILLEGAL_ADDRESS => {
+                "a kernel or copy of this process touched device memory that is not its own; every later call fails \
+                 the same: find it with compute-sanitizer, and start the process anew"
+            }
+            code::CONTEXT_IS_DESTROYED => "the device was reset by other code of this process",
+            code::STREAM_CAPTURE_UNSUPPORTED | code::STREAM_CAPTURE_INVALIDATED => {
+                "a graph was being captured and its capture is lost: capture in thread-local or relaxed mode, or keep \
+                 such calls out of the capture"
+            }
+            code::STREAM_CAPTURE_ISOLATION | code::STREAM_CAPTURE_IMPLICIT | code::CAPTURED_EVENT => {
+                "a graph is being captured in that stream: make the call before or after the capture"
             }
             _ => return None,
         })
@@ -283,7 +307,8 @@ impl fmt::Display for Candidate {
 ///
 /// let search = CudaSearch::new()
 ///     .library("/opt/cuda/lib64/libcudart.so.13")              // first of all
-///     .wheel_root("/srv/venvs/learner");                       // before VIRTUAL_ENV
+///     .wheel_root("/srv/venvs/learner")                        // before VIRTUAL_ENV
+///     .driver("/usr/lib/wsl/lib/libcuda.so.1");                // where the loader does not find it
 /// # let _ = search;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -291,7 +316,11 @@ pub struct CudaSearch {
     pub(super) library: Option<PathBuf>,
     pub(super) only: bool,
     pub(super) roots: Vec<PathBuf>,
+    pub(super) driver: Option<PathBuf>,
 }
+
+/// The driver's name, which every installation has.
+const DRIVER: &str = "libcuda.so.1";
 
 impl CudaSearch {
     /// The search of the environment alone.
@@ -319,6 +348,20 @@ impl CudaSearch {
     pub fn wheel_root(mut self, path: impl Into<PathBuf>) -> CudaSearch {
         self.roots.push(path.into());
         self
+    }
+
+    /// Uses this file as the CUDA driver, for installations where the loader does not find `libcuda.so.1` or finds a
+    /// wrong one. It is the last rung of the search, and devices are driven through it. A process has one driver: it
+    /// must be the one that the runtime in use has loaded.
+    pub fn driver(mut self, path: impl Into<PathBuf>) -> CudaSearch {
+        self.driver = Some(path.into());
+        self
+    }
+
+    /// The driver to open.
+    #[cfg_attr(not(unix), allow(dead_code))]
+    pub(super) fn driver_library(&self) -> &Path {
+        self.driver.as_deref().unwrap_or(Path::new(DRIVER))
     }
 }
 

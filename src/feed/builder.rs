@@ -1,6 +1,7 @@
 //! Settings of a feed, their checks, and the start.
 
 use super::Feed;
+use crate::actors::feeding::{FEEDING, FeedingPlan};
 use crate::actors::host;
 use crate::actors::pinning::PinPlan;
 use crate::actors::supervisor::{Common, MakeGate, Running, SUPERVISOR, Stop, Supervisor};
@@ -8,7 +9,7 @@ use crate::cuda::types::CudaSearch;
 use crate::episodes::Episodes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::intake::{IntakeConfig, LagGate, WhenFull};
-use crate::layout::{Layout, Place};
+use crate::layout::{Layout, Place, SLOT_ALIGN};
 use crate::memory::{PinProgress, PinWatch, RingPlan};
 use crate::sample::{Kind, Sample};
 use crate::slots::Slots;
@@ -63,7 +64,7 @@ pub struct Footprint {
     pub slot_bytes: usize,
     /// The ring: `slot_bytes × buffers`.
     pub ring_bytes: usize,
-    /// What is page-locked: `ring_bytes`, or 0 with pinning off.
+    /// What is page-locked: `ring_bytes`, and two buffers of the download size for each device; or 0 with pinning off.
     pub page_locked_bytes: usize,
     /// Ordinary memory for what the host knows of each row.
     pub record_bytes: usize,
@@ -106,6 +107,9 @@ pub struct FeedBuilder {
     cuda: CudaSearch,
     on_progress: Option<PinCallback>,
     episodes: usize,
+    devices: Vec<i32>,
+    prefetch: usize,
+    download_bytes: usize,
 }
 
 impl fmt::Debug for FeedBuilder {
@@ -137,6 +141,9 @@ impl Feed {
             cuda: CudaSearch::new(),
             on_progress: None,
             episodes: 4096,
+            devices: Vec::new(),
+            prefetch: 2,
+            download_bytes: 0,
         }
     }
 }
@@ -217,6 +224,26 @@ impl FeedBuilder {
         self
     }
 
+    /// Attaches a CUDA device, by its ordinal among the visible ones; call it once for each. Its learner is
+    /// [`Feed::learner_on`]. With pinning off the copies are staged by the driver, and the feeding thread pays for that.
+    pub fn device(mut self, ordinal: i32) -> Self {
+        self.devices.push(ordinal);
+        self
+    }
+
+    /// Batches that each device has buffers for: what is copied ahead, and what its learner holds. Default 2.
+    pub fn prefetch(mut self, batches: usize) -> Self {
+        self.prefetch = batches;
+        self
+    }
+
+    /// Room for [`DeviceLearner::download`](crate::DeviceLearner::download) of up to `bytes` bytes from each device: two
+    /// stages on the device and two buffers on the host, page-locked if the ring is. Default: none.
+    pub fn downloads(mut self, bytes: usize) -> Self {
+        self.download_bytes = bytes;
+        self
+    }
+
     /// Finished episodes kept for [`Feed::episodes`] before new ones are dropped and counted: at most 1,048,576. Default
     /// 4,096.
     pub fn episodes(mut self, kept: usize) -> Self {
@@ -235,6 +262,11 @@ impl FeedBuilder {
         let ring_bytes = layout.slot_bytes.checked_mul(buffers);
         let ring_bytes =
             ring_bytes.ok_or_else(|| too_large(format!("{buffers} buffers of {} bytes", layout.slot_bytes)))?;
+        let download_bytes = self.download_bytes.checked_next_multiple_of(SLOT_ALIGN);
+        let download_bytes = download_bytes.and_then(|slot| slot.checked_mul(2 * self.devices.len()));
+        let download_bytes = download_bytes.filter(|bytes| bytes.checked_add(ring_bytes).is_some());
+        let download_bytes = download_bytes
+            .ok_or_else(|| too_large(format!("the ring and downloads of {} bytes", self.download_bytes)))?;
         let record_bytes = Slots::record_bytes(rows, 1).checked_mul(buffers);
         let record_bytes =
             record_bytes.ok_or_else(|| too_large(format!("the records of {buffers} batches of {rows} rows")))?;
@@ -245,7 +277,7 @@ impl FeedBuilder {
         Ok(Footprint {
             slot_bytes: layout.slot_bytes,
             ring_bytes,
-            page_locked_bytes: if self.pinning == Pinning::Required { ring_bytes } else { 0 },
+            page_locked_bytes: if self.pinning == Pinning::Required { ring_bytes + download_bytes } else { 0 },
             record_bytes,
             lane_bytes,
             ordinary_bytes,
@@ -303,12 +335,23 @@ impl FeedBuilder {
             episodes: episode_sender,
         });
         let watch = PinWatch::new(self.on_progress);
-        let cuda = (self.pinning == Pinning::Required).then_some(self.cuda);
-        let pin = PinPlan { ring: plan, cuda, watch: watch.clone() };
+        let pinned = self.pinning == Pinning::Required;
+        let plan_of = |(index, &ordinal): (usize, &i32)| FeedingPlan {
+            index,
+            ordinal,
+            prefetch: self.prefetch,
+            download_bytes: self.download_bytes,
+            search: self.cuda.clone(),
+            pinned,
+        };
+        let devices = self.devices.iter().enumerate().map(plan_of).collect();
+        let first_device = self.devices.first().copied();
+        let cuda = pinned.then_some(self.cuda);
+        let pin = PinPlan { ring: plan, cuda, watch: watch.clone(), device: first_device };
         let common = Arc::new(Common::default());
         let (answer, answered) = crossbeam_channel::bounded(1);
         let feed = NEXT.fetch_add(1, Ordering::Relaxed);
-        let supervisor = Supervisor::new(feed, common.clone(), pin, make_gate, answer);
+        let supervisor = Supervisor::new(feed, common.clone(), pin, make_gate, devices, answer);
         let hosted = host::host(feed, SUPERVISOR, supervisor, {
             let common = common.clone();
             move |exit| {
@@ -345,6 +388,17 @@ impl FeedBuilder {
             if count > most {
                 return Err(config(format!("`{verb}({count})` is too large: at most {most}")));
             }
+        }
+        if self.devices.len() > FEEDING.len() {
+            return Err(config(format!("{} devices: a feed takes at most {}", self.devices.len(), FEEDING.len())));
+        }
+        for (place, device) in self.devices.iter().enumerate() {
+            if self.devices[..place].contains(device) {
+                return Err(config(format!("device {device} is attached twice: give each `.device` once")));
+            }
+        }
+        if !self.devices.is_empty() && self.prefetch == 0 {
+            return Err(config("a device without a buffer can be fed nothing: give `.prefetch` at least 1"));
         }
         if self.lanes == Some(0) || self.lockstep == Some(0) {
             return Err(config("0 lanes write nothing: give `.lanes` or `.lockstep` at least 1"));
@@ -409,6 +463,7 @@ impl Parts {
             supervisor: Mutex::new(Some(self.supervisor)),
             pin_report: running.pin_report,
             kept_bytes: running.kept_bytes,
+            desks: running.desks,
             episodes: self.episodes,
             seed: self.seed,
             learner_taken: AtomicBool::new(false),

@@ -12,6 +12,9 @@ use crate::actors::host::{self, Hosted};
 use crate::actors::supervisor::{Common, Stop, Supervisor};
 use crate::episodes::Episodes;
 use crate::error::{Closed, Error, ErrorKind, Fault, Result};
+use crate::feeding::Desk;
+use crate::feeding::copy::DeviceCopier;
+use crate::feeding::learner::DeviceLearner;
 use crate::intake::{IntakeGate, NoSeat};
 use crate::layout::ColumnInfo;
 use crate::learner::Learner;
@@ -19,6 +22,7 @@ use crate::memory::{PinReport, memory_limit};
 use crate::metrics::Metrics;
 use crate::sync::lock;
 use crate::writer::Writer;
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -65,6 +69,7 @@ pub struct Feed {
     supervisor: Mutex<Option<Hosted<Supervisor>>>,
     pin_report: Option<PinReport>,
     kept_bytes: Arc<AtomicUsize>,
+    desks: Vec<Arc<Desk>>,
     episodes: Episodes,
     seed: u64,
     learner_taken: AtomicBool,
@@ -98,6 +103,9 @@ pub struct StopReport {
     /// Bytes of the ring that CUDA did not let go of: they stay mapped for the rest of the process. The log has CUDA's
     /// answer. 0 while batches are still out or threads were given up, since the ring has not ended then.
     pub kept_bytes: usize,
+    /// Slots out of use for good, because the end of a copy from them could not be learned by the deadline: the ring
+    /// stays mapped and page-locked for the rest of the process.
+    pub quarantined_slots: usize,
     /// The fault that had stopped the feed before, if one had.
     pub fault: Option<Arc<Fault>>,
 }
@@ -112,13 +120,24 @@ impl StopReport {
 
 impl std::fmt::Display for StopReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let StopReport { partial_rows, untaken_rows, still_out, threads_given_up, kept_bytes, fault } = self;
+        let StopReport {
+            partial_rows,
+            untaken_rows,
+            still_out,
+            threads_given_up,
+            kept_bytes,
+            quarantined_slots,
+            fault,
+        } = self;
         write!(f, "rows dropped: {partial_rows} of partial batches, {untaken_rows} untaken; still out: {still_out}")?;
         if !threads_given_up.is_empty() {
             write!(f, "; threads given up: {}", threads_given_up.join(", "))?;
         }
         if *kept_bytes > 0 {
             write!(f, "; {kept_bytes} bytes stay mapped, since CUDA did not unregister them")?;
+        }
+        if *quarantined_slots > 0 {
+            write!(f, "; {quarantined_slots} slots are quarantined: copies from them did not end in time, or failed")?;
         }
         fault.as_ref().map_or(Ok(()), |fault| write!(f, "; {fault}"))
     }
@@ -164,7 +183,50 @@ impl Feed {
                 "the learner was taken already: a feed has one learner; share that, or start another feed",
             ));
         }
+        self.gate.learner_taken();
         Ok(Learner::new(self.gate.clone()))
+    }
+
+    /// The learner's end on a device that the feed was built with, once for each: `stream` is the one that will use its
+    /// batches (a `CUstream` or `cudaStream_t`; 0, 1 and 2 are the default streams, as in CUDA). Every wait for a batch
+    /// and every release is ordered on it. Where several devices have a learner, each batch goes to the first that has
+    /// a free buffer.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Misuse`] for a device that the feed was not built with, and the second time; or why the feed is
+    /// closed.
+    ///
+    /// # Safety
+    /// `stream` is a stream of that device, and is destroyed after the learner and its batches.
+    #[allow(unsafe_code)] // only the caller can know what a raw stream is
+    pub unsafe fn learner_on(&self, device: i32, stream: *mut c_void) -> Result<DeviceLearner> {
+        if let Some(over) = self.gate.over() {
+            return Err(over.clone().into());
+        }
+        let desk = self.desk(device)?;
+        if !desk.want() {
+            return Err(Error::new(ErrorKind::Misuse, format!("the learner on device {device} was taken already")));
+        }
+        self.gate.learner_taken();
+        // SAFETY: the caller's duty.
+        Ok(unsafe { DeviceLearner::new(desk.clone(), stream) })
+    }
+
+    /// Copies host batches into memory of the caller's on a device that the feed was built with.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Misuse`] for a device that the feed was not built with.
+    pub fn copier(&self, device: i32) -> Result<DeviceCopier> {
+        Ok(DeviceCopier::new(self.desk(device)?.clone()))
+    }
+
+    fn desk(&self, device: i32) -> Result<&Arc<Desk>> {
+        self.desks.iter().find(|desk| desk.device.ordinal() == device).ok_or_else(|| {
+            let known: Vec<_> = self.desks.iter().map(|desk| desk.device.ordinal()).collect();
+            let text =
+                format!("the feed was built with the devices {known:?}, not with {device}: add `.device({device})`");
+            Error::new(ErrorKind::Misuse, text)
+        })
     }
 
     /// The stream of finished episodes.
@@ -174,7 +236,9 @@ impl Feed {
 
     /// A snapshot of the counters.
     pub fn metrics(&self) -> Metrics {
-        self.gate.metrics()
+        let mut metrics = self.gate.metrics();
+        metrics.devices = self.desks.iter().map(|desk| desk.metrics()).collect();
+        metrics
     }
 
     /// How the ring was page-locked; `None` with pinning off.
@@ -230,6 +294,7 @@ impl Feed {
             still_out: self.gate.out(),
             threads_given_up,
             kept_bytes: self.kept_bytes.load(Ordering::Relaxed),
+            quarantined_slots: self.gate.quarantined(),
             fault: self.common.fault.get().cloned(),
         };
         *stopped = Some(report.clone());

@@ -248,6 +248,7 @@ impl IntakeGate {
         self.batches.wake(sealed.unwrap_or_default());
         self.batches.wake(ended);
         drop(ring);
+        self.wake_watchers();
     }
 
     /// A stop that comes before the ending was settled: what it would have sealed is lost, and counted.

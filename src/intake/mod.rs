@@ -31,9 +31,13 @@ use crate::sync::{Padded, Patience, Spin, lock};
 use crate::weights::Versions;
 use crossbeam_channel as channel;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::task::Waker;
 use std::time::{Duration, Instant};
+
+/// So long before a stop's deadline, at most, those who wait for queued copies give up.
+const MOST_MARGIN: Duration = Duration::from_millis(300);
 
 /// What a writer does when the ring has no room for a whole sample.
 ///
@@ -66,6 +70,7 @@ pub enum WhenFull {
 
 impl WhenFull {
     /// How long a committed sample waits for room.
+    #[inline]
     pub(crate) fn patience(self) -> Patience {
         match self {
             WhenFull::Block => Patience::Forever,
@@ -97,6 +102,14 @@ impl fmt::Debug for Lease {
 }
 
 impl Lease {
+    /// Keeps the slot out of use, mapped and registered for the rest of the process: whether a copy still reads it is
+    /// not known (invariant 4).
+    pub(crate) fn quarantine(self) {
+        self.home.note_quarantine(self.slot);
+        // Forgotten: its drop would free what the device may still read.
+        std::mem::forget(self);
+    }
+
     pub(crate) fn home(&self) -> &Arc<IntakeGate> {
         &self.home
     }
@@ -152,6 +165,14 @@ pub(crate) struct IntakeGate {
     gaps_hint: AtomicBool,
     /// Counts events that may have made room; spinning writers watch it.
     events: AtomicU64,
+    /// The stop or the fault that came, also behind a natural end: feeding ends too.
+    over: OnceLock<Closed>,
+    /// Learners alive, of the host and of devices.
+    learners: AtomicUsize,
+    /// Woken when the gate closes, for threads that wait elsewhere.
+    at_close: Mutex<Vec<Waker>>,
+    /// By when a stop wants the queued copies to be over.
+    stop_deadline: OnceLock<Instant>,
     /// Copies of `state.closed.is_some()`, for waits on other locks.
     closed_hint: AtomicBool,
     state: Mutex<State>,
@@ -224,6 +245,10 @@ impl IntakeGate {
             cells: (0..buffers).map(|_| stripes::Cell::new(layout.rows)).collect(),
             gaps_hint: AtomicBool::new(false),
             events: AtomicU64::new(0),
+            over: OnceLock::new(),
+            learners: AtomicUsize::new(0),
+            at_close: Mutex::default(),
+            stop_deadline: OnceLock::new(),
             closed_hint: AtomicBool::new(false),
             state: Mutex::new(State {
                 ring: Some(ring),
@@ -288,13 +313,74 @@ impl IntakeGate {
         if self.is_inherited() {
             return;
         }
-        let ring = self.shut(reason.clone());
-        let untaken = self.batches.close(reason);
+        if reason != Closed::LearnerGone {
+            let _ = self.over.set(reason.clone());
+        }
+        let mut state = lock(&self.state);
+        let ring = self.shut(&mut state, reason.clone());
+        let (untaken, wakes) = self.batches.close(reason);
         let rows: u64 = untaken.iter().map(|sealed| sealed.rows as u64).sum();
         self.counters.dropped_rows.fetch_add(rows, Ordering::Relaxed);
-        lock(&self.state).left.untaken_rows += rows;
+        state.left.untaken_rows += rows;
+        self.announce_close(state);
         drop(untaken); // leases come home
         drop(ring);
+        self.wake_watchers();
+        self.batches.wake(wakes); // last: a waker may panic, or never return
+    }
+
+    /// Counts a slot that is never used again.
+    pub(crate) fn note_quarantine(&self, slot: u32) {
+        self.counters.quarantined.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(target: "pinring", slot, "a slot is quarantined: the end of a copy from it is unknown");
+    }
+
+    /// The stop or the fault that came, if one did; a natural end may lie before it.
+    pub(crate) fn over(&self) -> Option<&Closed> {
+        self.over.get()
+    }
+
+    /// Wakes this waker at every close: when the last learner is gone, at a stop, at a fault.
+    pub(crate) fn wake_at_close(&self, waker: Waker) {
+        lock(&self.at_close).push(waker);
+        if self.closed().is_some() {
+            self.wake_watchers();
+        }
+    }
+
+    fn wake_watchers(&self) {
+        let watchers = lock(&self.at_close).clone(); // woken without the lock
+        watchers.iter().for_each(Waker::wake_by_ref);
+    }
+
+    /// Counts one more learner.
+    pub(crate) fn learner_taken(&self) {
+        self.learners.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts one learner less; when the last is gone, writers learn that nobody takes batches.
+    pub(crate) fn learner_gone(&self) {
+        if self.learners.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.close(Closed::LearnerGone);
+        }
+    }
+
+    /// Sealed rows that reached a device and no learner.
+    pub(crate) fn count_untaken(&self, rows: u64) {
+        self.counters.dropped_rows.fetch_add(rows, Ordering::Relaxed);
+        lock(&self.state).left.untaken_rows += rows;
+    }
+
+    /// Sets by when a stop wants every thread to have ended; the first one counts. Queued copies are waited for until a
+    /// little before, so that whoever waits for them gives them up and still ends in time.
+    pub(crate) fn set_stop_deadline(&self, deadline: Instant) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let _ = self.stop_deadline.set(deadline - (left / 4).min(MOST_MARGIN));
+    }
+
+    /// By when queued copies must be over.
+    pub(crate) fn stop_deadline(&self) -> Option<Instant> {
+        self.stop_deadline.get().copied()
     }
 
     /// Writers that wait for room.
@@ -315,25 +401,28 @@ impl IntakeGate {
         lock(&self.state).left
     }
 
-    /// After the close: leases and open steps that still keep the ring.
+    /// After the close: leases and open steps that still keep the ring, without those that are quarantined.
     pub(crate) fn out(&self) -> usize {
         let state = lock(&self.state);
-        self.buffers - state.free.len() + state.claims
+        let out = self.buffers - state.free.len() + state.claims;
+        out.saturating_sub(self.quarantined())
+    }
+
+    /// Slots that are never used again.
+    pub(crate) fn quarantined(&self) -> usize {
+        self.counters.quarantined.load(Ordering::Relaxed) as usize
     }
 
     /// Shuts the writers' side and returns the ring if no claim needs it any more, to be dropped without the lock.
-    fn shut(&self, reason: Closed) -> Option<Arc<Ring>> {
-        let mut state = lock(&self.state);
+    fn shut(&self, state: &mut State, reason: Closed) -> Option<Arc<Ring>> {
         if state.closed.is_none() {
             state.closed = Some(reason);
-            let partial = self.abandon_open_slots(&mut state);
+            let partial = self.abandon_open_slots(state);
             state.left.partial_rows += partial;
             self.counters.dropped_rows.fetch_add(partial, Ordering::Relaxed);
         }
-        self.abandon_ending(&mut state);
-        let ring = if state.claims == 0 { state.ring.take() } else { None };
-        self.announce_close(state);
-        ring
+        self.abandon_ending(state);
+        if state.claims == 0 { state.ring.take() } else { None }
     }
 
     /// Tells every waiting writer that `state.closed` has a reason.

@@ -459,6 +459,7 @@ impl IntakeGate {
         let ring = state.ring.take();
         self.announce_close(state);
         wakes.into_iter().for_each(|wakes| self.batches.wake(wakes));
+        self.wake_watchers();
         drop(ring);
     }
 

@@ -177,13 +177,19 @@ impl Held {
     /// Unregisters every piece, the last first; tells the mapping what must stay.
     fn release(&mut self) {
         let Some(cuda) = self.cuda.take() else { return };
-        let inherited = self.stamp.is_inherited();
+        // In a forked child the registrations are the parent's, and CUDA is not to be called.
+        if self.stamp.is_inherited() || self.pieces.is_empty() {
+            self.forget(|_| Ok(()));
+        } else {
+            cuda.relaxed(|| self.forget(|start| cuda.unregister(start)));
+        }
+    }
+
+    fn forget(&mut self, unregister: impl Fn(NonNull<u8>) -> Result<(), CudaError>) {
         let mut outcome = Outcome::default();
         while let Some(piece) = self.pieces.pop() {
             let range = piece.start * self.slot_bytes..piece.end * self.slot_bytes;
-            // In a forked child the registrations are the parent's, and CUDA is not to be called.
-            let answer = if inherited { Ok(()) } else { cuda.unregister(self.slot(piece.start)) };
-            let let_go = match answer {
+            let let_go = match unregister(self.slot(piece.start)) {
                 Ok(()) => true,
                 Err(error) => outcome.note(error, range.len()),
             };

@@ -141,16 +141,19 @@ impl Ring {
         // From here on `held` undoes everything if a later line returns.
         let (mut held, prefault_threads) = map(conditions, plan, bytes, Some(cuda.clone()), watch, &mut times)?;
 
-        watch.enter(PinPhase::Registering)?;
-        let began = Instant::now();
-        held.register(conditions.piece_bytes, watch, &conditions.host)?;
-        times.register = began.elapsed();
+        let addresses = cuda.relaxed(|| {
+            watch.enter(PinPhase::Registering)?;
+            let began = Instant::now();
+            held.register(conditions.piece_bytes, watch, &conditions.host)?;
+            times.register = began.elapsed();
 
-        watch.enter(PinPhase::Verifying)?;
-        let began = Instant::now();
-        held.verify(watch)?;
-        let addresses = held.device_addresses()?;
-        times.verify = began.elapsed();
+            watch.enter(PinPhase::Verifying)?;
+            let began = Instant::now();
+            held.verify(watch)?;
+            let addresses = held.device_addresses()?;
+            times.verify = began.elapsed();
+            Ok::<_, RingError>(addresses)
+        })?;
 
         watch.enter(PinPhase::Done)?;
         let report = PinReport {

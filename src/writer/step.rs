@@ -297,8 +297,14 @@ impl StepMut<'_> {
             return Err(self.writer.length(index, lanes, values.len()));
         }
         let to = self.writer.place(index);
-        // SAFETY: `values` holds exactly the leaf's values, and `place` names the open step's own (invariant 2).
-        unsafe { copy_lanes((values.as_ptr().cast(), bytes), to, bytes, lanes) };
+        // SAFETY: `values` holds exactly the leaf's values, and `place` names the open step's own (invariant 2), aligned
+        // for `T`.
+        unsafe {
+            match values {
+                [value] => to.0.cast::<T>().write(*value), // a store instead of a call
+                _ => copy_lanes((values.as_ptr().cast(), bytes), to, bytes, lanes),
+            }
+        }
         self.writer.written.set(index);
         Ok(())
     }

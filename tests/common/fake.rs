@@ -1,4 +1,4 @@
-//! The fake CUDA runtime of `tests/fake_cuda/lib.rs`, compiled once, copied under any name, and driven from a test.
+//! The fake CUDA of `tests/fake_cuda`, compiled once, copied under any name, and driven from a test.
 //!
 //! ```ignore
 //! let fake = Fake::new(&scratch("register"), "libcudart.so.13");      // copied and loaded: an instance of its own
@@ -8,7 +8,20 @@
 //! assert!(fake.live_registrations().is_empty());
 //! ```
 //!
-//! Every copy has its own log, registrations and last-error slots. [`place`] copies without loading, for tests where
+//! With devices: the same copy is runtime and driver, and what is queued moves when the test says so, or by itself.
+//!
+//! ```ignore
+//! let fake = Fake::new(&scratch("feed"), "libcudart.so.13");
+//! fake.devices(2);
+//! let search = CudaSearch::new().library_only(fake.path()).driver(fake.path());
+//! let learner = fake.user_stream(0);                                  // a stream as a framework has one
+//! // … the code under test queues its copies …
+//! fake.run_all();                                                     // or fake.auto_run(true), before
+//! assert_eq!(fake.device_bytes(address, 4), [1, 2, 3, 4]);
+//! assert_eq!(fake.hazards(), Hazards::default());
+//! ```
+//!
+//! Every copy has its own log, devices, registrations and last-error slots. [`place`] copies without loading, for tests where
 //! the search has to find the file by itself; [`Fake::open`] then joins the instance that it loaded. A `Fake` may be
 //! used from any thread and is never closed. What each function of the fake does is said in its source.
 //!
@@ -22,8 +35,19 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::Duration;
 
-const SOURCE: &str = include_str!("../fake_cuda/lib.rs");
+const SOURCES: [(&str, &str); 9] = [
+    ("lib.rs", include_str!("../fake_cuda/lib.rs")),
+    ("capture.rs", include_str!("../fake_cuda/capture.rs")),
+    ("codes.rs", include_str!("../fake_cuda/codes.rs")),
+    ("contexts.rs", include_str!("../fake_cuda/contexts.rs")),
+    ("control.rs", include_str!("../fake_cuda/control.rs")),
+    ("driver.rs", include_str!("../fake_cuda/driver.rs")),
+    ("memory.rs", include_str!("../fake_cuda/memory.rs")),
+    ("runtime.rs", include_str!("../fake_cuda/runtime.rs")),
+    ("streams.rs", include_str!("../fake_cuda/streams.rs")),
+];
 /// The soname that the compiler writes; every copy gets its own file name in this place, as real runtimes have it.
 const SONAME: &str = "libpinring_fake_soname_placeholder.so";
 
@@ -53,7 +77,7 @@ pub fn library() -> &'static Path {
 
 fn compile() -> PathBuf {
     let mut hasher = DefaultHasher::new();
-    (SOURCE, SONAME, std::env::consts::ARCH).hash(&mut hasher);
+    (SOURCES, SONAME, std::env::consts::ARCH).hash(&mut hasher);
     let stem = format!("fake-{:016x}", hasher.finish());
     let dir = build_dir();
     let built = dir.join(format!("{stem}.so"));
@@ -62,20 +86,23 @@ fn compile() -> PathBuf {
     }
     std::fs::create_dir_all(&dir).expect("create the folder of the fake");
     // Under a name of this process, then renamed: several test processes may build at the same time.
-    let source = dir.join(format!("{stem}-{}.rs", std::process::id()));
-    let output = source.with_extension("so.part");
-    std::fs::write(&source, SOURCE).expect("write the source of the fake");
+    let folder = dir.join(format!("{stem}-{}", std::process::id()));
+    let output = folder.with_extension("so.part");
+    std::fs::create_dir_all(&folder).expect("create the folder of the fake's sources");
+    for (name, text) in SOURCES {
+        std::fs::write(folder.join(name), text).expect("write the sources of the fake");
+    }
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let mut command = Command::new(&rustc);
     command.args(["--edition", "2021", "--crate-name", "fake_cuda", "--crate-type", "cdylib"]);
     command.args(["-C", "opt-level=1", "-C", "strip=symbols", "-C"]);
-    command.arg(format!("link-arg=-Wl,-soname,{SONAME}")).arg("-o").arg(&output).arg(&source);
+    command.arg(format!("link-arg=-Wl,-soname,{SONAME}")).arg("-o").arg(&output).arg(folder.join("lib.rs"));
     let run = command.output().unwrap_or_else(|e| {
         panic!("start {rustc:?} to build the fake CUDA runtime: {e}; set RUSTC, or PINRING_FAKE_CUDA to one built elsewhere")
     });
     assert!(run.status.success(), "build the fake CUDA runtime: {}", String::from_utf8_lossy(&run.stderr));
     std::fs::rename(&output, &built).expect("put the fake in place");
-    let _ = std::fs::remove_file(&source);
+    let _ = std::fs::remove_dir_all(&folder);
     built
 }
 
@@ -135,8 +162,62 @@ pub struct Call {
     pub function: String,
     /// Its arguments in order, as integers; unused places are 0.
     pub args: [u64; 5],
+    /// The device whose context was current on the calling thread.
+    pub device: Option<i32>,
     /// What it returned; `None` while it runs.
     pub code: Option<i32>,
+}
+
+/// One live piece of device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// First byte.
+    pub address: u64,
+    /// Length in bytes.
+    pub bytes: usize,
+    /// Whose memory it is.
+    pub device: i32,
+}
+
+/// One live stream that was created, not a default one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamInfo {
+    /// Its handle.
+    pub handle: usize,
+    /// Whose stream it is.
+    pub device: i32,
+    /// The flags that it was created with; 1 = non-blocking.
+    pub flags: u32,
+    /// Its priority: 0 is the least, -5 the greatest.
+    pub priority: i32,
+    /// How many operations are queued in it.
+    pub queued: usize,
+    /// Whether the test holds it.
+    pub held: bool,
+}
+
+/// One live event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventInfo {
+    /// Its handle.
+    pub handle: usize,
+    /// Whose event it is.
+    pub device: i32,
+    /// The flags that it was created with; 1 = waits sleep, 2 = without timing.
+    pub flags: u32,
+    /// How often it was recorded, captures not counted.
+    pub recorded: u64,
+}
+
+/// What the code under test should never do. The fake lets queued copies finish first, as real hardware may not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hazards {
+    /// Copies refused with 1 since a device side was not wholly inside one allocation.
+    pub out_of_range: u64,
+    /// Device memory that was freed while queued copies used it.
+    pub freed_in_flight: u64,
+    /// Host memory that was unregistered while queued copies used it.
+    pub unregistered_in_flight: u64,
 }
 
 /// One live registration of a fake.
@@ -158,6 +239,7 @@ struct RawCall {
     code: i32,
     args: [u64; 5],
     function: *const c_char,
+    device: i32,
     done: u8,
 }
 
@@ -217,7 +299,15 @@ impl Fake {
         f(bytes_per_call, bytes_in_total)
     }
 
-    /// Takes back every injection, sleep and cap.
+    /// An error that stays, as 700 does: from the `nth` call of any function on (1 = the next) every call answers
+    /// `code` but those that need no context (push, pop, versions, …), and nothing that is queued runs any more. No
+    /// reset ends it, as on a real GPU; [`clear_faults`](Self::clear_faults) does.
+    pub fn poison(&self, nth: u64, code: i32) {
+        let f: extern "C" fn(u64, i32) = self.get("fake_poison");
+        f(nth, code)
+    }
+
+    /// Takes back every injection, sleep and cap, and the error that stays.
     pub fn clear_faults(&self) {
         let f: extern "C" fn() = self.get("fake_clear_faults");
         f()
@@ -236,10 +326,41 @@ impl Fake {
     }
 
     /// Runs what is queued in a stream and returns how many operations ran. It stops at a wait for an event that is
-    /// still pending. Copies read their source now.
+    /// still pending. Copies read their source now. 0, 1 and 2 are the default streams of the calling thread's
+    /// current device.
     pub fn run(&self, stream: usize) -> u64 {
-        let f: extern "C" fn(usize) -> u64 = self.get("fake_run");
-        f(stream)
+        self.run_some(stream, u64::MAX)
+    }
+
+    /// As [`run`](Self::run), at most so many operations.
+    pub fn run_some(&self, stream: usize, most: u64) -> u64 {
+        let f: extern "C" fn(usize, u64) -> u64 = self.get("fake_run");
+        f(stream, most)
+    }
+
+    /// Runs all streams, in the order in which they were made and again until nothing more can run; returns how many
+    /// operations ran.
+    pub fn run_all(&self) -> u64 {
+        let f: extern "C" fn() -> u64 = self.get("fake_run_all");
+        f()
+    }
+
+    /// Lets what is queued complete by itself, or no longer: on a thread of the fake, or at the next query.
+    pub fn auto_run(&self, on: bool) {
+        self.auto_run_after(on.then_some(Duration::ZERO))
+    }
+
+    /// As [`auto_run`](Self::auto_run), so long after each operation was queued; `None` = not by itself.
+    pub fn auto_run_after(&self, delay: Option<Duration>) {
+        let f: extern "C" fn(u8, u64) = self.get("fake_auto_run");
+        f(delay.is_some().into(), delay.map_or(0, |delay| delay.as_micros() as u64))
+    }
+
+    /// Holds a stream, or lets it go: while it is held nothing in it runs, whoever asks, and calls that wait for it
+    /// do not return.
+    pub fn hold(&self, stream: usize, held: bool) {
+        let f: extern "C" fn(usize, u8) -> i32 = self.get("fake_hold");
+        assert_eq!(f(stream, held.into()), 0, "there is a stream {stream:#x}");
     }
 
     /// The whole log, in order.
@@ -256,7 +377,8 @@ impl Fake {
             // SAFETY: a C string that lives as long as the library, which is never closed.
             let function = unsafe { CStr::from_ptr(raw.function) }.to_string_lossy().into_owned();
             let code = (raw.done != 0).then_some(raw.code);
-            Call { sequence: raw.sequence, thread: raw.thread, pid: raw.pid, function, args: raw.args, code }
+            let device = (raw.device >= 0).then_some(raw.device);
+            Call { sequence: raw.sequence, thread: raw.thread, pid: raw.pid, function, args: raw.args, device, code }
         };
         (0..count()).map(one).collect()
     }
@@ -273,18 +395,84 @@ impl Fake {
 
     /// What is registered now, by address.
     pub fn live_registrations(&self) -> Vec<Registration> {
-        let f: unsafe extern "C" fn(*mut [u64; 3], usize) -> usize = self.get("fake_registrations");
-        let mut room = vec![[0; 3]; 64];
+        let one = |r: [u64; 3]| Registration { start: r[0] as usize, bytes: r[1] as usize, flags: r[2] as u32 };
+        self.rows("fake_registrations").into_iter().map(one).collect()
+    }
+
+    /// The device memory that is allocated now, by address.
+    pub fn live_allocations(&self) -> Vec<Allocation> {
+        let one = |r: [u64; 3]| Allocation { address: r[0], bytes: r[1] as usize, device: r[2] as i32 };
+        self.rows("fake_allocations").into_iter().map(one).collect()
+    }
+
+    /// The streams that are alive now, in the order in which they were made.
+    pub fn live_streams(&self) -> Vec<StreamInfo> {
+        let one = |r: [u64; 6]| StreamInfo {
+            handle: r[0] as usize,
+            device: r[1] as i32,
+            flags: r[2] as u32,
+            priority: r[3] as i64 as i32,
+            queued: r[4] as usize,
+            held: r[5] != 0,
+        };
+        self.rows("fake_streams").into_iter().map(one).collect()
+    }
+
+    /// The events that are alive now, in the order in which they were made.
+    pub fn live_events(&self) -> Vec<EventInfo> {
+        let one =
+            |r: [u64; 4]| EventInfo { handle: r[0] as usize, device: r[1] as i32, flags: r[2] as u32, recorded: r[3] };
+        self.rows("fake_events").into_iter().map(one).collect()
+    }
+
+    /// What a function of the fake lists.
+    fn rows<const N: usize>(&self, function: &str) -> Vec<[u64; N]> {
+        let f: unsafe extern "C" fn(*mut [u64; N], usize) -> usize = self.get(function);
+        let mut room = vec![[0; N]; 64];
         loop {
             // SAFETY: `room` has as many places as the second argument says.
             let count = unsafe { f(room.as_mut_ptr(), room.len()) };
             if count <= room.len() {
-                let one =
-                    |r: &[u64; 3]| Registration { start: r[0] as usize, bytes: r[1] as usize, flags: r[2] as u32 };
-                return room[..count].iter().map(one).collect();
+                room.truncate(count);
+                return room;
             }
-            room.resize(count, [0; 3]);
+            room.resize(count, [0; N]);
         }
+    }
+
+    /// How often the primary context of a device is retained now.
+    pub fn retained(&self, device: i32) -> u32 {
+        let f: extern "C" fn(i32) -> u32 = self.get("fake_retained");
+        f(device)
+    }
+
+    /// What should not have happened and did.
+    pub fn hazards(&self) -> Hazards {
+        let f: unsafe extern "C" fn(*mut [u64; 3]) = self.get("fake_hazards");
+        let mut counts = [0; 3];
+        // SAFETY: an out-pointer to a live array.
+        unsafe { f(&mut counts) };
+        let [out_of_range, freed_in_flight, unregistered_in_flight] = counts;
+        Hazards { out_of_range, freed_in_flight, unregistered_in_flight }
+    }
+
+    /// Bytes of device memory as they are now, whatever is queued.
+    pub fn device_bytes(&self, address: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.device_copy(address, bytes.as_mut_ptr(), std::ptr::null(), len);
+        bytes
+    }
+
+    /// Writes device memory, as a kernel would.
+    pub fn write_device(&self, address: u64, bytes: &[u8]) {
+        self.device_copy(address, std::ptr::null_mut(), bytes.as_ptr(), bytes.len());
+    }
+
+    fn device_copy(&self, address: u64, out: *mut u8, from: *const u8, len: usize) {
+        let f: unsafe extern "C" fn(u64, *mut u8, *const u8, usize) -> i32 = self.get("fake_device_bytes");
+        // SAFETY: one side is null, and the other has `len` bytes.
+        let code = unsafe { f(address, out, from, len) };
+        assert_eq!(code, 0, "{len} bytes at {address:#x} are no device memory");
     }
 
     /// The calling thread's last-error slot in this copy, read without a line in the log.
@@ -302,6 +490,18 @@ impl Fake {
     /// How many driver contexts the calling thread has pushed and not popped.
     pub fn contexts(&self) -> u32 {
         let f: extern "C" fn() -> u32 = self.get("fake_contexts");
+        f()
+    }
+
+    /// The device whose context is current on the calling thread.
+    pub fn current_device(&self) -> Option<i32> {
+        let f: extern "C" fn() -> i32 = self.get("fake_current_device");
+        Some(f()).filter(|device| *device >= 0)
+    }
+
+    /// The calling thread's capture mode: 0 global, as every thread begins; 1 thread-local; 2 relaxed.
+    pub fn capture_mode(&self) -> u32 {
+        let f: extern "C" fn() -> u32 = self.get("fake_capture_mode");
         f()
     }
 
@@ -325,6 +525,58 @@ impl Fake {
         let f: unsafe extern "C" fn(*mut u8, usize, u32) -> i32 = self.get("cudaHostRegister");
         // SAFETY: the fake only notes the range.
         unsafe { f(start, bytes, 0) }
+    }
+
+    /// `cudaSetDevice` on this thread, as the code around would call it.
+    pub fn set_device(&self, device: i32) {
+        let f: unsafe extern "C" fn(i32) -> i32 = self.get("cudaSetDevice");
+        // SAFETY: it takes any integer.
+        assert_eq!(unsafe { f(device) }, 0, "there is a device {device}");
+    }
+
+    /// A stream of the current device as a framework creates one: non-blocking with `flags` 1, else 0.
+    pub fn user_stream(&self, flags: u32) -> usize {
+        let f: unsafe extern "C" fn(*mut usize, u32) -> i32 = self.get("cudaStreamCreateWithFlags");
+        let mut stream = 0;
+        // SAFETY: an out-pointer to a live integer.
+        assert_eq!(unsafe { f(&mut stream, flags) }, 0, "the stream is created");
+        stream
+    }
+
+    /// Memory of the current device as a framework allocates it.
+    pub fn user_memory(&self, bytes: usize) -> u64 {
+        let f: unsafe extern "C" fn(*mut u64, usize) -> i32 = self.get("cudaMalloc");
+        let mut address = 0;
+        // SAFETY: an out-pointer to a live integer of the size of a pointer.
+        assert_eq!(unsafe { f(&mut address, bytes) }, 0, "the memory is allocated");
+        address
+    }
+
+    /// Begins a capture in a stream on this thread, as a framework does; `mode` as [`capture_mode`](Self::capture_mode)
+    /// numbers them, 0 being the default of torch.
+    pub fn begin_capture(&self, stream: usize, mode: u32) {
+        let f: unsafe extern "C" fn(usize, u32) -> i32 = self.get("cudaStreamBeginCapture");
+        // SAFETY: it takes any integers.
+        assert_eq!(unsafe { f(stream, mode) }, 0, "the capture begins");
+    }
+
+    /// Ends the capture, on the thread that began it; whether it is intact.
+    pub fn end_capture(&self, stream: usize) -> bool {
+        let f: unsafe extern "C" fn(usize, *mut usize) -> i32 = self.get("cudaStreamEndCapture");
+        let mut graph = 0;
+        // SAFETY: it takes any integer, and an out-pointer to a live one.
+        match unsafe { f(stream, &mut graph) } {
+            0 => true,
+            901 => false,
+            code => panic!("the capture of {stream:#x} cannot be ended: {code}"),
+        }
+    }
+
+    /// Undoes that.
+    pub fn foreign_unregister(&self, start: *mut u8) -> i32 {
+        let f: unsafe extern "C" fn(*mut u8) -> i32 = self.get("cudaHostUnregister");
+        // SAFETY: the fake looks the address up.
+        unsafe { f(start) }
     }
 
     /// `cudaDeviceReset`, as some other owner in the process would call it.

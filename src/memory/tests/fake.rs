@@ -81,6 +81,7 @@ pub(super) fn cuda() -> Cuda {
         cudaGetErrorString: name,
         cudaGetLastError: get_last_error,
         cudaPeekAtLastError: peek_at_last_error,
+        cudaThreadExchangeStreamCaptureMode: exchange_capture_mode,
     };
     Cuda::from_table(table, "fake")
 }
@@ -166,6 +167,11 @@ unsafe extern "C" fn device_pointer(address: *mut *mut c_void, start: *mut c_voi
 
 unsafe extern "C" fn get_last_error() -> c_int {
     LAST_ERROR.replace(0)
+}
+
+/// Not in the log: nothing of a ring depends on it.
+unsafe extern "C" fn exchange_capture_mode(_: *mut c_uint) -> c_int {
+    0
 }
 
 unsafe extern "C" fn peek_at_last_error() -> c_int {

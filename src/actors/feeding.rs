@@ -1,0 +1,166 @@
+//! The feeding actor: one per device, its thread the feeding thread.
+//!
+//! Owns the device's stream, buffers and in-flight list, through a [`Feeder`] that runs on its thread from the start to
+//! the close of the gates. It waits for batches, for completions and for the close, never for its mailbox: what must be
+//! bounded is no message. It sends the supervisor its desk, or why there is none, and the first CUDA error.
+
+use super::host;
+use super::supervisor::{Common, Failed, FeedingUp, Supervisor};
+use crate::cuda::device::Device;
+use crate::cuda::types::{CudaError, CudaSearch};
+use crate::error::{Error, ErrorKind, Result};
+use crate::feeding::Desk;
+use crate::feeding::download::{Downloads, Finished};
+use crate::feeding::feeder::Feeder;
+use crate::intake::IntakeGate;
+use crate::layout::SLOT_ALIGN;
+use crate::memory::{PinWatch, Ring, RingPlan};
+use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
+use crossbeam_channel::Receiver;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// Names of feeding actors, by the order of their devices at the builder.
+pub(crate) const FEEDING: [&str; 16] = [
+    "feeding0",
+    "feeding1",
+    "feeding2",
+    "feeding3",
+    "feeding4",
+    "feeding5",
+    "feeding6",
+    "feeding7",
+    "feeding8",
+    "feeding9",
+    "feeding10",
+    "feeding11",
+    "feeding12",
+    "feeding13",
+    "feeding14",
+    "feeding15",
+];
+
+/// Names of the threads that call downloads' functions.
+const DELIVERY: &str = "then";
+
+/// What a feeding actor is made from.
+#[derive(Clone, Debug)]
+pub(crate) struct FeedingPlan {
+    /// Its place among the devices.
+    pub(crate) index: usize,
+    pub(crate) ordinal: i32,
+    pub(crate) prefetch: usize,
+    /// Bytes of the largest download; 0 for none.
+    pub(crate) download_bytes: usize,
+    pub(crate) search: CudaSearch,
+    pub(crate) pinned: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Feeding {
+    pub(crate) feed: u64,
+    pub(crate) plan: FeedingPlan,
+    pub(crate) gate: Arc<IntakeGate>,
+    pub(crate) common: Arc<Common>,
+    pub(crate) supervisor: Addr<Supervisor>,
+}
+
+impl Actor for Feeding {
+    type Context = Context<Self>;
+    fn started(&mut self, context: &mut Self::Context) {
+        // A message to itself, so that a panic in here is one of a handler, with the address already handed out.
+        context.notify(Feed);
+    }
+}
+
+/// Attach the device and feed it until the gates close.
+#[derive(Debug)]
+struct Feed;
+
+impl Message for Feed {
+    type Result = ();
+}
+
+impl Handler<Feed> for Feeding {
+    type Result = ();
+    fn handle(&mut self, _: Feed, context: &mut Self::Context) {
+        match self.attach() {
+            Ok((feeder, desk, delivery)) => {
+                self.supervisor.do_send(FeedingUp(Ok(desk.clone())));
+                feeder.run();
+                if let (Some(thread), Some(downloads)) = (delivery, &desk.downloads) {
+                    downloads.end();
+                    let _ = thread.join(); // behind the user's function, if that runs
+                    downloads.free(&desk);
+                }
+            }
+            Err(error) => self.supervisor.do_send(FeedingUp(Err(error))),
+        }
+        context.stop();
+    }
+}
+
+/// End. The loop ends by the close of the gates; this is for an actor that has not entered it.
+#[derive(Debug)]
+pub(crate) struct StopFeeding;
+
+impl Message for StopFeeding {
+    type Result = ();
+}
+
+impl Handler<StopFeeding> for Feeding {
+    type Result = ();
+    fn handle(&mut self, _: StopFeeding, context: &mut Self::Context) {
+        context.stop();
+    }
+}
+
+impl Feeding {
+    fn name(&self) -> &'static str {
+        FEEDING[self.plan.index]
+    }
+
+    /// Attaches the device and makes everything that needs memory on it, so that the start fails if that does.
+    fn attach(&self) -> Result<(Feeder, Arc<Desk>, Option<JoinHandle<()>>)> {
+        let plan = &self.plan;
+        let cuda = |error: CudaError| Error::from_source(ErrorKind::Cuda, error);
+        let device = Device::attach(&plan.search, plan.ordinal).map_err(|e| Error::from_source(ErrorKind::Cuda, e))?;
+        device.relax_capture_mode().map_err(cuda)?;
+        let (mut downloads, mut finished) = (None, None);
+        if plan.download_bytes > 0 {
+            let slot_bytes = plan.download_bytes.next_multiple_of(SLOT_ALIGN);
+            let (ring, watch) = (RingPlan { slot_bytes, slots: 2, beside: 0 }, PinWatch::new(None));
+            let host = match plan.pinned {
+                true => Ring::pinned(&ring, &plan.search, &watch)?,
+                false => Ring::unpinned(&ring, &watch)?,
+            };
+            let (sender, receiver) = crossbeam_channel::unbounded();
+            downloads = Some(Downloads::new(&device, host, plan.download_bytes, sender).map_err(cuda)?);
+            finished = Some(receiver);
+        }
+        let (name, common, supervisor) = (self.name(), self.common.clone(), self.supervisor.clone());
+        let on_fault = move |text: String| {
+            common.fail(name, text.clone()); // at once, on whatever thread met it
+            supervisor.do_send(Failed { actor: name, text });
+        };
+        let desk = Desk::new(device, self.gate.clone(), plan.prefetch, plan.pinned, downloads, Box::new(on_fault));
+        let desk = Arc::new(desk);
+        desk.attend();
+        let feeder = Feeder::new(desk.clone()).map_err(cuda)?;
+        let delivery = finished.map(|finished| self.deliver(desk.clone(), finished)).transpose()?;
+        Ok((feeder, desk, delivery))
+    }
+
+    /// Starts the thread that calls downloads' functions.
+    fn deliver(&self, desk: Arc<Desk>, finished: Receiver<Option<Finished>>) -> Result<JoinHandle<()>> {
+        let run = move || {
+            let Some(downloads) = &desk.downloads else { return };
+            while let Ok(Some(finished)) = finished.recv() {
+                downloads.deliver(finished, |text| desk.fail_with(format!("a download's function failed: {text}")));
+            }
+        };
+        host::thread(self.feed, &format!("{DELIVERY}{}", self.plan.index), run).map_err(|error| {
+            Error::new(ErrorKind::Thread, format!("the thread for downloads could not be started: {error}"))
+        })
+    }
+}

@@ -1,0 +1,315 @@
+//! What the feeding thread of a device and its users share.
+
+use super::batch::Buffer;
+use super::download::Downloads;
+use crate::batch::SharedBatch;
+use crate::cuda::device::{Device, Event};
+use crate::cuda::types::CudaError;
+use crate::error::Closed;
+use crate::gate::Gate;
+use crate::intake::{IntakeGate, Lease};
+use crate::metrics::DeviceMetrics;
+use crate::sync::lock;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::task::{Wake, Waker};
+use std::thread::Thread;
+use std::time::Instant;
+
+/// A device batch whose copy was issued.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    pub(crate) buffer: Buffer,
+    /// Recorded behind the copy. The buffer has it too, until it is filled again.
+    pub(crate) ready: Arc<Event>,
+    pub(crate) rows: usize,
+    pub(crate) sequence: u64,
+    pub(crate) sealed: Instant,
+}
+
+/// Host memory that a queued copy still reads, and the event that says when it is over.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    pub(crate) source: Source,
+    pub(crate) done: Arc<Event>,
+}
+
+/// Whatever keeps the slot from coming home. Dropped when the copy is over; quarantined when that is unknown.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Slot(Lease),
+    Shared(SharedBatch),
+}
+
+impl Source {
+    /// Keeps the slot mapped and registered for good: its copy may still run (invariant 4).
+    pub(crate) fn quarantine(self) {
+        match self {
+            Source::Slot(lease) => lease.quarantine(),
+            Source::Shared(shared) => shared.quarantine(),
+        }
+    }
+}
+
+/// See the module's text.
+pub(crate) struct Desk {
+    pub(crate) device: Device,
+    pub(crate) gate: Arc<IntakeGate>,
+    /// Handed-over device batches.
+    pub(crate) ready: Gate<Ready>,
+    /// Device buffers.
+    pub(crate) buffers: usize,
+    /// Whether host memory is page-locked: else copies are staged by the driver, and the feeding thread pays.
+    pub(crate) pinned: bool,
+    pub(crate) held: AtomicUsize,
+    pub(crate) downloads: Option<Downloads>,
+    returned: Mutex<Vec<Buffer>>,
+    inbox: Mutex<Vec<Flight>>,
+    events: Mutex<Vec<Arc<Event>>>,
+    feeder: OnceLock<Thread>,
+    /// A learner was made, and one is alive.
+    taken: AtomicBool,
+    wanted: AtomicBool,
+    /// Something on the device did not end while it was waited for, or nobody knows: nobody waits for it any more.
+    stuck: AtomicBool,
+    quarantined_buffers: AtomicU64,
+    pub(crate) copies: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) in_flight: AtomicUsize,
+    on_fault: Box<dyn Fn(String) + Send + Sync>,
+    #[cfg(test)]
+    crash: Mutex<Option<String>>,
+}
+
+impl fmt::Debug for Desk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Desk")
+            .field("device", &self.device.ordinal())
+            .field("buffers", &self.buffers)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Desk {
+    pub(crate) fn new(
+        device: Device,
+        gate: Arc<IntakeGate>,
+        buffers: usize,
+        pinned: bool,
+        downloads: Option<Downloads>,
+        on_fault: Box<dyn Fn(String) + Send + Sync>,
+    ) -> Desk {
+        Desk {
+            device,
+            gate,
+            ready: Gate::new(),
+            buffers,
+            pinned,
+            held: AtomicUsize::new(0),
+            downloads,
+            returned: Mutex::default(),
+            inbox: Mutex::default(),
+            events: Mutex::default(),
+            feeder: OnceLock::new(),
+            taken: AtomicBool::new(false),
+            wanted: AtomicBool::new(false),
+            stuck: AtomicBool::new(false),
+            quarantined_buffers: AtomicU64::new(0),
+            copies: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            in_flight: AtomicUsize::new(0),
+            on_fault,
+            #[cfg(test)]
+            crash: Mutex::default(),
+        }
+    }
+
+    /// The calling thread is the feeding thread.
+    pub(crate) fn attend(self: &Arc<Self>) {
+        let _ = self.feeder.set(std::thread::current());
+        self.gate.wake_at_close(Waker::from(Arc::new(AtClose(Arc::downgrade(self)))));
+    }
+
+    /// Wakes the feeding thread if it is parked.
+    pub(crate) fn call(&self) {
+        if let Some(feeder) = self.feeder.get() {
+            feeder.unpark();
+        }
+    }
+
+    /// A learner wants batches of this device; false if one did already.
+    pub(crate) fn want(&self) -> bool {
+        let first = !self.taken.swap(true, Ordering::Relaxed);
+        if first {
+            self.wanted.store(true, Ordering::Release); // SYNC: pairs with the Acquire in `is_wanted`
+            self.call();
+        }
+        first
+    }
+
+    /// The learner is gone: other learners get the batches that were not copied to this device yet.
+    pub(crate) fn learner_gone(&self) {
+        self.wanted.store(false, Ordering::Release); // SYNC: pairs with the Acquire in `is_wanted`
+        self.withdraw(Closed::LearnerGone);
+    }
+
+    /// Nobody takes a device batch any more, and whoever waits for one hears why. On any thread: the feeding thread may
+    /// be stuck in a call.
+    fn withdraw(&self, reason: Closed) {
+        let (untaken, wakes) = self.ready.close(reason);
+        for untaken in untaken {
+            self.gate.count_untaken(untaken.rows as u64);
+            self.give_back(untaken.buffer);
+        }
+        self.ready.wake(wakes); // last: a waker may panic, or never return
+    }
+
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Acquire)
+    }
+
+    /// The learner's release of this buffer is recorded. No system call: the feeding thread looks on its own.
+    pub(crate) fn give_back(&self, buffer: Buffer) {
+        lock(&self.returned).push(buffer);
+    }
+
+    /// Keeps a buffer out of use for good, and its memory allocated: what may still use it is not known (invariant 4).
+    pub(crate) fn quarantine(&self, buffer: Buffer) {
+        self.count_quarantined(1, buffer.memory.bytes());
+        std::mem::forget(buffer);
+    }
+
+    pub(crate) fn count_quarantined(&self, buffers: usize, bytes: usize) {
+        let device = self.device.ordinal();
+        self.quarantined_buffers.fetch_add(buffers as u64, Ordering::Relaxed);
+        tracing::error!(
+            target: "pinring", device, buffers, bytes,
+            "device buffers are quarantined: the end of their use is unknown"
+        );
+    }
+
+    /// Nobody waits for this device any more, at whatever end.
+    pub(crate) fn give_up(&self) {
+        self.stuck.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.stuck.load(Ordering::Relaxed)
+    }
+
+    /// Frees a buffer that nobody will fill again. Freeing waits for all work of the device, the learner's kernels too:
+    /// so not where waiting was in vain.
+    pub(crate) fn discard(&self, buffer: Buffer) {
+        if self.is_given_up() {
+            self.quarantine(buffer);
+        }
+    }
+
+    pub(crate) fn take_returned(&self) -> Vec<Buffer> {
+        std::mem::take(&mut *lock(&self.returned))
+    }
+
+    /// A copy that a user's thread issued: the feeding thread watches for its end.
+    pub(crate) fn watch(&self, flight: Flight) {
+        lock(&self.inbox).push(flight);
+        self.call();
+    }
+
+    pub(crate) fn take_inbox(&self) -> Vec<Flight> {
+        std::mem::take(&mut *lock(&self.inbox))
+    }
+
+    /// An event that nobody waits on or has still to record.
+    pub(crate) fn event(&self) -> Result<Arc<Event>, CudaError> {
+        let mut events = lock(&self.events);
+        if let Some(place) = events.iter().position(|event| Arc::strong_count(event) == 1) {
+            return Ok(events[place].clone());
+        }
+        let event = Arc::new(self.device.event()?);
+        events.push(event.clone());
+        Ok(event)
+    }
+
+    /// A CUDA call failed: the feed stops, naming it.
+    pub(crate) fn fail(&self, error: &CudaError) {
+        self.fail_with(error.to_string());
+    }
+
+    pub(crate) fn fail_with(&self, text: String) {
+        (self.on_fault)(text);
+    }
+
+    /// Has the feeding thread panic with this text, which is how tests kill it.
+    #[cfg(test)]
+    pub(crate) fn crash(&self, text: &str) {
+        *lock(&self.crash) = Some(text.to_owned());
+        self.call();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn crash_if_told(&self) {
+        if let Some(text) = lock(&self.crash).take() {
+            panic!("{text}");
+        }
+    }
+
+    /// Whether this process is the one that attached the device.
+    pub(crate) fn check_process(&self) -> Result<(), Closed> {
+        if self.gate.is_inherited() { Err(Closed::UsedAfterFork) } else { Ok(()) }
+    }
+
+    /// Why the feeding thread has ended or will, if so: a natural end of the source is no reason.
+    pub(crate) fn check_open(&self) -> Result<(), Closed> {
+        self.check_process()?;
+        self.gate.over().map_or(Ok(()), |reason| Err(reason.clone()))
+    }
+
+    pub(crate) fn metrics(&self) -> DeviceMetrics {
+        DeviceMetrics {
+            device: self.device.ordinal(),
+            batches: self.copies.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            batches_waiting: self.ready.len(),
+            batches_held: self.held.load(Ordering::Relaxed),
+            copies_in_flight: self.in_flight.load(Ordering::Relaxed),
+            pageable: !self.pinned,
+            downloads: self.downloads.as_ref().map_or(0, Downloads::delivered),
+            downloads_replaced: self.downloads.as_ref().map_or(0, Downloads::replaced),
+            quarantined_buffers: self.quarantined_buffers.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// What the last owner finds behind the feeding thread's end: copies that users issued too late for it, and buffers of
+/// batches that outlived it.
+impl Drop for Desk {
+    fn drop(&mut self) {
+        if self.gate.is_inherited() {
+            return; // leases and handles know that too
+        }
+        let late = std::mem::take(self.inbox.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let returned = std::mem::take(self.returned.get_mut().unwrap_or_else(PoisonError::into_inner));
+        self.device.relaxed(|| {
+            for flight in late {
+                if !matches!(self.device.query(&flight.done), Ok(true)) {
+                    flight.source.quarantine();
+                }
+            }
+            returned.into_iter().for_each(|buffer| self.discard(buffer));
+        });
+    }
+}
+
+/// Tells a desk and its feeding thread that the gate closed.
+struct AtClose(Weak<Desk>);
+
+impl Wake for AtClose {
+    fn wake(self: Arc<Self>) {
+        let Some(desk) = self.0.upgrade() else { return };
+        if let Err(reason) = desk.check_open() {
+            desk.withdraw(reason);
+        }
+        desk.call();
+    }
+}

@@ -1,0 +1,275 @@
+//! The feeding thread's loop: one copy a batch, handed over at once; slots come home by event.
+
+use super::batch::Buffer;
+use super::desk::{Desk, Flight, Ready, Source};
+use crate::cuda::device::Stream;
+use crate::cuda::types::CudaError;
+use crate::error::Closed;
+use crate::intake::Sealed;
+use crate::sync::{Patience, Spin, Unpark, panic_text};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+/// Completion is looked for this often at first, and this often at last.
+const POLL: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(2));
+/// How long the end waits for queued copies while no stop has named a deadline.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// One device's feeding thread. Its drop gives up what is not known to be over.
+#[derive(Debug)]
+pub(crate) struct Feeder {
+    desk: Arc<Desk>,
+    stream: Stream,
+    /// In the order in which they came back: the first is the likeliest to be idle.
+    free: VecDeque<Buffer>,
+    /// In the order of issue.
+    in_flight: VecDeque<Flight>,
+    poll: Duration,
+    /// Nothing of ours is under way on the device.
+    settled: bool,
+}
+
+/// What the loop found to do.
+#[derive(Debug, PartialEq, Eq)]
+enum Did {
+    /// Something moved: look again at once.
+    Something,
+    /// Nothing, but something is under way that nobody will call for: look again soon.
+    Watch,
+    /// Nothing until somebody calls.
+    Nothing,
+}
+
+impl Feeder {
+    pub(crate) fn new(desk: Arc<Desk>) -> Result<Feeder, CudaError> {
+        let device = &desk.device;
+        let stream = device.stream(false)?;
+        let (bytes, rows) = (desk.gate.layout.slot_bytes, desk.gate.layout.rows);
+        let buffer = |_| {
+            let (memory, released) = (device.alloc(bytes)?, device.event()?);
+            Ok(Buffer { memory, released, recorded: false, filled: None, records: Vec::with_capacity(rows) })
+        };
+        let free = (0..desk.buffers).map(buffer).collect::<Result<_, CudaError>>()?;
+        Ok(Feeder { desk, stream, free, in_flight: VecDeque::new(), poll: POLL.0, settled: true })
+    }
+
+    /// Feeds until the gates close, then waits for what is queued. Whatever fails is told to the desk.
+    pub(crate) fn run(mut self) {
+        self.settled = false;
+        match catch_unwind(AssertUnwindSafe(|| self.feed())) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.desk.fail(&error),
+            Err(panic) => self.desk.fail_with(panic_text(panic)),
+        }
+        self.settled = self.drain();
+    }
+
+    fn feed(&mut self) -> Result<(), CudaError> {
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        loop {
+            #[cfg(test)]
+            self.desk.crash_if_told();
+            let did = self.look()?;
+            if self.desk.gate.over().is_some() {
+                return Ok(());
+            }
+            match did {
+                Did::Something => self.poll = POLL.0,
+                Did::Watch => self.rest(&waker, true),
+                Did::Nothing => self.rest(&waker, false),
+            }
+        }
+    }
+
+    /// One round: lets slots come home, moves the downloads on, issues a copy.
+    fn look(&mut self) -> Result<Did, CudaError> {
+        self.collect();
+        let landed = self.land()?;
+        let downloading = self.download()?;
+        let (issued, starving) = self.take()?;
+        Ok(match (landed || issued, downloading || starving || !self.in_flight.is_empty()) {
+            (true, _) => Did::Something,
+            (false, true) => Did::Watch,
+            (false, false) => Did::Nothing,
+        })
+    }
+
+    /// Takes what others have put down.
+    fn collect(&mut self) {
+        self.free.extend(self.desk.take_returned());
+        self.in_flight.extend(self.desk.take_inbox());
+    }
+
+    fn download(&self) -> Result<bool, CudaError> {
+        self.desk.downloads.as_ref().map_or(Ok(false), |downloads| downloads.advance(&self.desk.device))
+    }
+
+    /// Takes a batch if there is a buffer for it, and issues its copy. Says whether it did, and whether a batch waits for
+    /// a buffer.
+    fn take(&mut self) -> Result<(bool, bool), CudaError> {
+        if !self.desk.is_wanted() {
+            return Ok((false, false));
+        }
+        let desk = self.desk.clone();
+        let batches = &desk.gate.batches;
+        if let Some(Closed::Ended | Closed::LaneGone { .. }) = batches.exhausted() {
+            desk.ready.wake(desk.ready.end(Closed::Ended));
+            return Ok((false, false));
+        }
+        let Some(buffer) = self.usable()? else { return Ok((false, batches.len() > 0)) };
+        match batches.take(Patience::None, &mut Spin::default()) {
+            Ok(Some(sealed)) => self.issue(sealed, buffer).map(|()| (true, false)),
+            Ok(None) | Err(_) => {
+                self.free.push_front(buffer);
+                Ok((false, false))
+            }
+        }
+    }
+
+    /// A buffer that the next copy may go to. From page-locked memory the copy waits for the buffer's release on the
+    /// device. From ordinary memory this thread might: so it takes a buffer that was released.
+    fn usable(&mut self) -> Result<Option<Buffer>, CudaError> {
+        if let (false, Some(first)) = (self.desk.pinned, self.free.front())
+            && first.recorded
+            && !self.desk.device.query(&first.released)?
+        {
+            return Ok(None);
+        }
+        Ok(self.free.pop_front())
+    }
+
+    /// Issues the copy of one batch and hands it over.
+    fn issue(&mut self, sealed: Sealed, mut buffer: Buffer) -> Result<(), CudaError> {
+        let Sealed { lease, rows, sequence, sealed } = sealed;
+        let (desk, stream) = (&self.desk, self.stream.raw());
+        let slots = &desk.gate.slots;
+        buffer.records.clear();
+        // SAFETY: the slot is sealed and its lease is here (invariant 2).
+        buffer.records.extend((0..rows).map(|row| unsafe { slots.record(lease.slot, row) }));
+        let bytes = desk.gate.layout.slot_bytes;
+        // From here on the copy may be queued: whatever fails, the slot does not come home (invariants 3 and 4).
+        let issued = (|| {
+            // SAFETY: the buffer is free: its last use is behind `released`, which this stream waits for, or is a copy in
+            // this stream. The slot is mapped, and its lease is kept in `in_flight` until the event has completed.
+            unsafe {
+                if buffer.recorded {
+                    desk.device.wait(stream, &buffer.released)?;
+                }
+                let ready = desk.event()?;
+                desk.device.copy_in(buffer.memory.address(), slots.slot(lease.slot).cast_const(), bytes, stream)?;
+                desk.device.record(&ready, stream)?;
+                Ok(ready)
+            }
+        })();
+        let ready = match issued {
+            Ok(ready) => ready,
+            Err(error) => {
+                lease.quarantine();
+                desk.quarantine(buffer);
+                desk.gate.count_untaken(rows as u64);
+                return Err(error);
+            }
+        };
+        (buffer.recorded, buffer.filled) = (false, Some(ready.clone()));
+        desk.copies.fetch_add(1, Ordering::Relaxed);
+        desk.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.in_flight.push_back(Flight { source: Source::Slot(lease), done: ready.clone() });
+        desk.in_flight.store(self.in_flight.len(), Ordering::Relaxed);
+        let mut parts = Some((buffer, ready));
+        let put = desk.ready.put(|_| {
+            let (buffer, ready) = parts.take().expect("made once");
+            Ready { buffer, ready, rows, sequence, sealed }
+        });
+        match put {
+            Some(wakes) => desk.ready.wake(wakes),
+            None => {
+                self.free.extend(parts.map(|(buffer, _)| buffer)); // closed in between, or the learner is gone
+                desk.gate.count_untaken(rows as u64);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets slots come home whose copies are over. True if any did.
+    fn land(&mut self) -> Result<bool, CudaError> {
+        let mut landed = false;
+        // Copies on users' streams complete in any order; ours in the order of issue.
+        let mut index = 0;
+        while index < self.in_flight.len() {
+            if self.desk.device.query(&self.in_flight[index].done)? {
+                self.in_flight.remove(index);
+                landed = true;
+            } else {
+                index += 1;
+            }
+        }
+        self.desk.in_flight.store(self.in_flight.len(), Ordering::Relaxed);
+        Ok(landed)
+    }
+
+    /// Sleeps: for the polling time if `watching`, else until a batch comes or somebody calls. Nobody is missed: a call
+    /// that came since the last look has left its mark on this thread, which then does not sleep; and a batch that came
+    /// is seen by `register`.
+    fn rest(&mut self, waker: &Waker, watching: bool) {
+        let batches = &self.desk.gate.batches;
+        let registered = if self.desk.is_wanted() { batches.register(waker) } else { None };
+        if watching {
+            std::thread::park_timeout(self.poll);
+            self.poll = (self.poll * 2).min(POLL.1);
+        } else if registered.is_some() || !self.desk.is_wanted() || batches.len() == 0 {
+            std::thread::park();
+        }
+        registered.into_iter().for_each(|id| batches.forget(id));
+    }
+
+    /// At the end: waits for everything that is queued, until the stop's deadline. Whether it is over.
+    fn drain(&mut self) -> bool {
+        let begun = Instant::now();
+        self.poll = POLL.0;
+        loop {
+            match self.settle() {
+                Ok(true) => return true,
+                Ok(false) => {}
+                Err(error) => {
+                    self.desk.fail(&error);
+                    return false;
+                }
+            }
+            // It may be set while this waits. Whom it has given up before this began has time.
+            let deadline = self.desk.gate.stop_deadline().filter(|deadline| *deadline > begun);
+            if Instant::now() >= deadline.unwrap_or(begun + DRAIN) {
+                return false;
+            }
+            std::thread::park_timeout(self.poll);
+            self.poll = (self.poll * 2).min(POLL.1);
+        }
+    }
+
+    /// Whether nothing is under way any more.
+    fn settle(&mut self) -> Result<bool, CudaError> {
+        self.collect();
+        self.land()?;
+        let downloading = self.download()?;
+        let mut busy = downloading || !self.in_flight.is_empty();
+        for buffer in &self.free {
+            busy |= !buffer.is_idle(&self.desk.device)?;
+        }
+        Ok(!busy)
+    }
+}
+
+impl Drop for Feeder {
+    fn drop(&mut self) {
+        self.collect();
+        if !self.settled {
+            self.desk.give_up();
+        }
+        self.in_flight.drain(..).for_each(|flight| flight.source.quarantine());
+        self.desk.in_flight.store(0, Ordering::Relaxed);
+        self.free.drain(..).for_each(|buffer| self.desk.discard(buffer));
+    }
+}
