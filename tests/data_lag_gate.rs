@@ -282,17 +282,9 @@ fn lag_is_counted_from_the_version_at_the_start() {
                 let mut writer = feed.writer(2).unwrap();
                 let acting = thread::spawn({
                     let weights = weights.clone();
-                    move || {
-                        for value in 0.. {
-                            match act(&mut writer, obs, &weights, value) {
-                                Ok(_) => {}
-                                Err(error) => return error,
-                            }
-                        }
-                        unreachable!("the learner leaves first")
-                    }
+                    move || (0..).find_map(|value| act(&mut writer, obs, &weights, value).err()).expect("it ends")
                 });
-                for k in 0..20 {
+                for k in 0..20u64 {
                     let batch = learner.next_batch().unwrap();
                     for &acted in batch.slice(version) {
                         let acted = acted as u64 - begun;

@@ -362,7 +362,8 @@ impl StepMut<'_> {
     /// Hands the observation in and gives the policy to act with, and its version: call it between observation and
     /// action. An unroll that this observation completes goes out first; then, with a
     /// [`max_policy_lag`](crate::FeedBuilder::max_policy_lag), this waits until the unroll that begins here may begin.
-    /// In lockstep the version is exactly `max(0, k − n)` for unroll k, at every step of it.
+    /// In lockstep the version is exactly `max(0, k − n)` for unroll k, at every step of it, counted from the newest when
+    /// the feed began.
     ///
     /// Rows that begin together, as lanes of one writer do, count as part of the batch that the first of them is in. A
     /// writer does not wait for a batch that cannot be filled without the unrolls its other lanes are in the middle of
