@@ -313,7 +313,7 @@ fn lockstep_says_when_its_version_is_gone() {
     let feed = builder.start().unwrap();
     let (mut writer, _learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
     act(&mut writer, obs, &weights, 0).unwrap();
-    (1..=3).for_each(|version| drop(weights.publish(version)));
+    (1..=3).for_each(|version| assert_eq!(weights.publish(version), version));
     let mut step = writer.step().unwrap();
     step.view_mut(obs).fill(1);
     let gone = PolicyError::VersionGone { needed: 0, oldest: 2, newest: 3 };
