@@ -38,6 +38,17 @@ use std::time::Instant;
 /// assert_eq!(batch.lanes().collect::<Vec<_>>(), [0, 1]);
 /// # Ok(()) }
 /// ```
+///
+/// A view does not outlive its batch, since its slot may be written again; `share` is for that:
+///
+/// ```compile_fail,E0505
+/// # use pinring::*;
+/// # fn read(batch: Batch, column: Column<f32>) -> f32 {
+/// let rewards = batch.slice(column);
+/// drop(batch); // `batch` is borrowed by `rewards`
+/// rewards[0]
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Batch {
     rows: usize,

@@ -47,6 +47,17 @@ use std::time::Duration;
 /// s.commit()?;
 /// # Ok(()) }
 /// ```
+///
+/// A writer writes one step at a time; a second one does not compile while the first is open:
+///
+/// ```compile_fail,E0499
+/// # use pinring::*;
+/// # fn write(mut writer: Writer) -> Result<()> {
+/// let first = writer.step()?;
+/// let second = writer.step()?; // `writer` is borrowed by `first`
+/// first.commit()?;
+/// # Ok(()) }
+/// ```
 pub struct Writer {
     gate: Arc<IntakeGate>,
     seat: Seat,
