@@ -123,6 +123,7 @@ impl Batch {
     ///
     /// # Panics
     /// If the column belongs to another sample.
+    #[track_caller]
     pub fn view<T: Element>(&self, column: Column<T>) -> ArrayViewD<'_, T> {
         let shape = self.layout().shape(self.own(column), self.rows);
         ArrayView::from_shape(IxDyn(&shape), self.slice(column)).expect("the slice has exactly the shape's elements")
@@ -132,6 +133,7 @@ impl Batch {
     ///
     /// # Panics
     /// If the column belongs to another sample.
+    #[track_caller]
     pub fn slice<T: Element>(&self, column: Column<T>) -> &[T] {
         let bytes = self.bytes(self.own(column));
         // SAFETY: columns are aligned for their element type and hold valid elements of it (the ring starts zeroed, and
@@ -143,6 +145,7 @@ impl Batch {
     ///
     /// # Panics
     /// If the range reaches beyond the batch.
+    #[track_caller]
     pub fn minibatch(&self, range: Range<usize>) -> BatchView<'_> {
         assert!(
             range.start <= range.end && range.end <= self.rows,
@@ -162,6 +165,7 @@ impl Batch {
     ///
     /// # Panics
     /// If the column belongs to another sample.
+    #[track_caller]
     pub fn byte_offset<T: Element>(&self, column: Column<T>) -> usize {
         self.layout().columns[self.own(column)].offset
     }
@@ -193,6 +197,7 @@ impl Batch {
         counters.held.fetch_sub(1, Ordering::Relaxed);
     }
 
+    #[track_caller]
     fn own<T: Element>(&self, column: Column<T>) -> usize {
         self.layout().own(column)
     }
@@ -243,6 +248,7 @@ impl<'b> BatchView<'b> {
     ///
     /// # Panics
     /// If the column belongs to another sample.
+    #[track_caller]
     pub fn view<T: Element>(&self, column: Column<T>) -> ArrayViewD<'b, T> {
         let mut view = self.batch.view(column);
         let layout = self.batch.layout();
@@ -255,6 +261,7 @@ impl<'b> BatchView<'b> {
     ///
     /// # Panics
     /// If the column belongs to another sample.
+    #[track_caller]
     pub fn slice<T: Element>(&self, column: Column<T>) -> Option<&'b [T]> {
         self.view(column).to_slice()
     }
@@ -278,6 +285,7 @@ impl SharedBatch {
     ///
     /// # Panics
     /// If the column belongs to another sample.
+    #[track_caller]
     pub fn column<T: Element>(&self, column: Column<T>) -> (ColumnBytes, Vec<usize>) {
         let index = self.0.own(column);
         let shape = self.0.layout().shape(index, self.0.rows);

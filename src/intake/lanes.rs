@@ -94,6 +94,11 @@ impl LaneTable {
         self.drop_handle()
     }
 
+    /// Lanes that writers drive.
+    pub(crate) fn taken(&self) -> usize {
+        lock(&self.state).writers.iter().map(|(_, lanes)| lanes.len()).sum()
+    }
+
     /// Writers alive, and the widest of them.
     pub(crate) fn writers(&self) -> (usize, usize) {
         let taken = lock(&self.state);

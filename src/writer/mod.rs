@@ -212,6 +212,7 @@ impl Writer {
     ///
     /// # Panics
     /// If the writer has no such lane.
+    #[track_caller]
     pub fn seed(&self, lane: usize) -> u64 {
         assert!(lane < self.seat.lanes.len(), "lane {lane} of a writer of {} lanes", self.seat.lanes.len());
         let mut seed = [0; 32];
@@ -255,6 +256,7 @@ impl Writer {
     ///
     /// # Panics
     /// If the writer has no such lane.
+    #[track_caller]
     pub fn abandon(&mut self, lane: usize) -> Result<()> {
         assert!(lane < self.lanes.len(), "lane {lane} of a writer of {} lanes", self.lanes.len());
         if let Way::Lockstep(_) = self.way {
@@ -323,6 +325,10 @@ impl Drop for Writer {
     fn drop(&mut self) {
         if self.gate.is_inherited() {
             return;
+        }
+        if std::thread::panicking() {
+            let (first, end) = (self.seat.lanes.start, self.seat.lanes.end);
+            tracing::warn!(target: "pinring", first, end, "a writer was dropped by a panic of its thread");
         }
         self.undo();
         let gone = match self.way {

@@ -280,6 +280,7 @@ impl StepMut<'_> {
     ///
     /// # Panics
     /// If the leaf belongs to another step.
+    #[track_caller]
     pub fn view_mut<T: Element>(&mut self, leaf: Leaf<T>) -> ArrayViewMutD<'_, T> {
         let index = self.writer.own(leaf).unwrap_or_else(|error| panic!("{error}"));
         let (at, stride) = self.writer.place(index);
@@ -305,6 +306,7 @@ impl StepMut<'_> {
     ///
     /// # Panics
     /// If the leaf belongs to another step, or was not written for every lane yet.
+    #[track_caller]
     pub fn view<T: Element>(&self, leaf: Leaf<T>) -> ArrayViewD<'_, T> {
         let index = self.writer.own(leaf).unwrap_or_else(|error| panic!("{error}"));
         if let Some(lane) = self.writer.written.missing_lane(index) {
@@ -439,6 +441,7 @@ impl StepMut<'_> {
     ///
     /// # Panics
     /// If the writer has no such lane.
+    #[track_caller]
     pub fn end(&mut self, lane: usize, end: End) -> FinalMut<'_> {
         self.check_lane(lane);
         self.writer.lanes.mark_end(lane, end);
@@ -452,6 +455,7 @@ impl StepMut<'_> {
     ///
     /// # Panics
     /// If the writer has no such lane.
+    #[track_caller]
     pub fn mask_out(&mut self, lane: usize) {
         self.check_lane(lane);
         self.writer.lanes.mark_masked(lane);
