@@ -58,8 +58,12 @@ impl HeldWatch {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NextError {
-    /// Every writer is gone, and every batch was taken.
-    #[error("the feed ended: every writer is gone and every batch was taken")]
+    /// Every writer is gone (in lockstep: one of them, so that no batch can be complete), and every batch was taken.
+    /// That a writer was dropped by an error or a panic of its thread is known there alone: join the threads. In
+    /// lockstep [`Feed::closed`](crate::Feed::closed) names the lanes.
+    #[error(
+        "the feed ended: no further batch can come, and every batch was taken; the writers' threads know why they left"
+    )]
     Ended,
     /// The learner holds every batch, so none can be filled.
     #[error(
@@ -241,6 +245,13 @@ impl Learner {
             return Err(NextError::Closed(Closed::UsedAfterFork));
         }
         loop {
+            // A feed that was stopped or failed is an error at once, whatever the others have.
+            if let Some(over) = learners.iter().find(|learner| learner.gate.over().is_some()) {
+                match over.take(Patience::None) {
+                    Err(NextError::Ended) | Ok(_) => {}
+                    Err(error) => return Err(error),
+                }
+            }
             let waiting = |(index, learner): (usize, &&Learner)| {
                 learner.gate.batches.peek(|sealed: &Sealed| sealed.sealed).map(|since| (since, index))
             };

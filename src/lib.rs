@@ -113,6 +113,9 @@ mod feeding;
 mod actors;
 mod feed;
 
+/// The crate of the views' types: its version is part of this crate's interface.
+pub use ndarray;
+
 pub use batch::{Batch, BatchView, ColumnBytes, SharedBatch};
 pub use cuda::types::{Candidate, CudaError, CudaFindError, CudaSearch, Outcome, Rung};
 pub use cuda::{CudaReport, probe_cuda};

@@ -60,7 +60,8 @@ fn every_verb_says_so_with_both_numbers() {
     assert!(text.contains("all 3 of 3 buffers are held") && text.contains("drop a batch before"), "{text}");
     assert_eq!(Error::from(expected.clone()).kind(), ErrorKind::Full);
     thread::scope(|scope| {
-        let waits: [(&str, Duration, Box<dyn FnOnce() -> Option<NextError> + Send>); 6] = [
+        type Wait<'a> = (&'a str, Duration, Box<dyn FnOnce() -> Option<NextError> + Send + 'a>);
+        let waits: [Wait; 6] = [
             ("next_batch", SECOND, Box::new(|| learner.next_batch().err())),
             ("next_timeout", SECOND, Box::new(|| learner.next_timeout(Duration::MAX).err())),
             ("short next_timeout", SECOND / 20, Box::new(|| learner.next_timeout(SECOND / 20).err())),

@@ -140,3 +140,16 @@ fn a_feed_whose_batches_are_all_held_does_not_stop_the_others() {
     let all = Learner::select(&learners, Duration::ZERO).map(drop);
     assert_eq!(all, Err(NextError::AllHeld { held: 1, buffers: 1 }));
 }
+
+/// However many batches the others have: a stopped feed is told at the next call.
+#[test]
+fn a_stopped_feed_is_told_while_another_has_batches() {
+    let feeds = [start(4), start(4)];
+    let learners = [&feeds[0].learner, &feeds[1].learner];
+    let mut writer = feeds[0].feed.writer(1).unwrap();
+    (0..3).for_each(|value| write(&mut writer, feeds[0].obs, value));
+    feeds[1].feed.stop(Duration::from_secs(10)).unwrap();
+    let told = Learner::select(&learners, Duration::from_secs(10));
+    assert!(matches!(told, Err(NextError::Closed(Closed::Stopped))), "{told:?}");
+    assert_eq!(Learner::select(&learners[..1], Duration::ZERO).unwrap().unwrap().0, 0, "nothing of the other was lost");
+}

@@ -149,7 +149,6 @@ alone! {
                             });
                         }
                         fake.set_device(0);
-                        let memory = memory;
                         while let Ok(batch) = host.next_batch() {
                             // SAFETY: the test's own memory and stream.
                             let ticket = unsafe { copier.copy_to_device(batch, memory, streams[0].1 as *mut _) }.unwrap();

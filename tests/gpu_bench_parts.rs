@@ -1,5 +1,5 @@
-//! The parts of the GPU benches that can be tested without a GPU: statistics, arguments, rows and their weights, and that
-//! a host without a device is told so.
+//! The parts of the GPU benches: statistics, arguments, rows and their weights; and, where there is a device, that its
+//! kernel weighs as the host does. Without one that test prints `skipped: no CUDA device` and why.
 
 #[allow(unused_imports)]
 #[path = "../benches/common/mod.rs"]
@@ -8,10 +8,10 @@ mod common;
 mod gpu;
 
 use common::{Args, Mode};
-use gpu::Flags;
 use gpu::kernels::{PTX, weight, weight_of_rows};
 use gpu::rows::{Content, Shape, Writers};
 use gpu::stats::{Difference, Random, mean, median, quantile};
+use gpu::{Cuda, Flags, Kernels};
 use pinring::Feed;
 
 // ---- weights ----
@@ -43,6 +43,38 @@ fn a_changed_or_moved_word_changes_the_weight() {
 fn the_text_has_both_kernels_and_no_zero() {
     assert!(PTX.contains(".entry spin(") && PTX.contains(".entry weigh("));
     assert!(!PTX.contains('\0') && PTX.is_ascii());
+}
+
+#[test]
+fn the_device_weighs_as_the_host_does() {
+    let cuda = match Cuda::open() {
+        Ok(cuda) => cuda,
+        Err(error) => {
+            assert!(std::env::var_os("PINRING_GPU_REQUIRED").is_none(), "PINRING_GPU_REQUIRED is set, and {error}");
+            println!("skipped: no CUDA device: {error}");
+            return;
+        }
+    };
+    let kernels = Kernels::new(cuda).unwrap();
+    assert!(kernels.period(kernels.cycles(20.0)).unwrap() > 19.0, "a kernel of 20 µs takes as long");
+    let stream = cuda.stream().unwrap();
+    let mut random = Random(3);
+    for words in [1, 31, 1000, 70_001, 1 << 20] {
+        let values: Vec<u32> = (0..words).map(|_| random.next() as u32).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        let (memory, sum) = (cuda.alloc(bytes.len()).unwrap(), cuda.alloc(8).unwrap());
+        let mut got = [0; 8];
+        // SAFETY: every range is as long as the call says and lives until the stream was waited for.
+        #[allow(unsafe_code)]
+        unsafe {
+            cuda.copy_in(memory.address, bytes.as_ptr(), bytes.len(), stream.raw()).unwrap();
+            cuda.set(sum.address, 0, 2, stream.raw()).unwrap();
+            kernels.weigh(memory.address, words, sum.address, stream.raw()).unwrap();
+            cuda.copy_out(got.as_mut_ptr(), sum.address, 8, stream.raw()).unwrap();
+        }
+        stream.synchronize().unwrap();
+        assert_eq!(u64::from_ne_bytes(got), weight(values), "{words} words");
+    }
 }
 
 // ---- rows ----

@@ -58,7 +58,7 @@ fn ways(setting: &Setting, compute: &Stream) -> Result<Vec<Box<dyn Way>>, Failur
         Box::new(own("page-locked, own thread, one copy", 3, true, false)?),
         Box::new(Feeder::new(cuda, SHAPE, "pageable, feeder thread by hand", 4, false)?),
         Box::new(Feeder::new(cuda, SHAPE, "page-locked, feeder thread by hand", 5, true)?),
-        Box::new(Ours::new(SHAPE, 6, compute, setting.number("--writers", 4, 4))?),
+        Box::new(Ours::new(SHAPE, 6, compute, setting.number("--writers", 8, 8))?),
     ])
 }
 
