@@ -21,7 +21,6 @@
 //!
 //! What it does not show: a learner that runs several steps ahead of its device hides a part of such stalls.
 
-#[allow(unused_imports)] // each bench uses a part
 mod common;
 mod gpu;
 #[path = "gpu/overhead.rs"]

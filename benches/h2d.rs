@@ -19,7 +19,6 @@
 //! *Soak*: a feed runs with batches and downloads for so long, and feeds are started and stopped; host and device
 //! memory must stay what they were.
 
-#[allow(unused_imports)] // each bench uses a part
 mod common;
 mod gpu;
 #[path = "gpu/rates.rs"]

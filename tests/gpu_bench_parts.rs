@@ -1,7 +1,6 @@
 //! The parts of the GPU benches: statistics, arguments, rows and their weights; and, where there is a device, that its
 //! kernel weighs as the host does. Without one that test prints `skipped: no CUDA device` and why.
 
-#[allow(unused_imports)]
 #[path = "../benches/common/mod.rs"]
 mod common;
 #[path = "../benches/gpu/mod.rs"]
