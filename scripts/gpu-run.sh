@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs, on a GPU host, what scripts/package-gpu.sh packed: the tests, the GPU tests, the pinning example and the benches.
-# Needs no Rust and no network, only this folder. One log goes to the terminal and to gpu.log (or $LOG).
+# Needs no Rust and no network, only this folder, and xz or python3. One log goes to the terminal and to gpu.log (or $LOG).
 #
 #   bash run.sh                     everything, benches in short
 #   bash run.sh tests gpu           only these parts; parts are: host tests gpu examples pin ingest unroll handoff
@@ -17,7 +17,11 @@ here=$(cd "$(dirname "$0")" && pwd)
 log=${LOG:-$here/gpu.log}
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
-tar -C "$place" -xzf "$here/programs.tar.gz" || exit 2
+if command -v xz >/dev/null; then
+    tar -C "$place" -xJf "$here/programs.tar.xz" || exit 2
+else
+    python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$here/programs.tar.xz" "$place" || exit 2
+fi
 
 gib=${GIB:-8}
 bench=${BENCH---quick}
