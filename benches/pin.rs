@@ -1,7 +1,7 @@
 //! What does the memory of a start cost? Seconds a GiB to map, pre-fault and page-lock a ring, and to give it back.
 //!
 //! ```text
-//! cargo bench --bench pin -- [--gib N]… [--rounds N] [--library PATH] [--ignore-memory-budget]
+//! cargo bench --bench pin -- [--gib N]… [--rounds N] [--quick] [--test] [--library PATH] [--ignore-memory-budget]
 //! ```
 //!
 //! Each size is checked before it is timed: every page present, every slot verified by CUDA, nothing page-locked after
@@ -42,6 +42,7 @@ fn main() -> ExitCode {
 
 struct Settings {
     sizes: Vec<usize>,
+    /// 0: the checks alone, as with `--test` and under `cargo test --benches`, which does not say `--bench`.
     rounds: usize,
     search: CudaSearch,
     ignore_budget: bool,
@@ -50,6 +51,7 @@ struct Settings {
 impl Settings {
     fn from_arguments() -> Result<Settings, Failure> {
         let mut settings = Settings { sizes: Vec::new(), rounds: 5, search: CudaSearch::new(), ignore_budget: false };
+        let mut check_only = !std::env::args().any(|argument| argument == "--bench");
         let mut arguments = std::env::args().skip(1);
         while let Some(argument) = arguments.next() {
             let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
@@ -58,12 +60,17 @@ impl Settings {
                 "--rounds" => settings.rounds = positive(&value()?)?,
                 "--library" => settings.search = CudaSearch::new().library_only(value()?),
                 "--ignore-memory-budget" => settings.ignore_budget = true,
+                "--quick" => settings.rounds = 1,
+                "--test" => check_only = true,
                 "--bench" => {} // cargo's own
                 _ => return Err(format!("{argument} is not known; see the head of benches/pin.rs").into()),
             }
         }
         if settings.sizes.is_empty() {
             settings.sizes.push(1);
+        }
+        if check_only {
+            settings.rounds = 0;
         }
         Ok(settings)
     }
@@ -75,11 +82,6 @@ impl Settings {
 
     /// Checks and times rings of `gib` GiB.
     fn measure(&self, gib: usize) -> Result<(), Failure> {
-        println!(
-            "{gib} GiB in slots of {} MiB: seconds a GiB, median of {} [least, most]",
-            SLOT_BYTES >> 20,
-            self.rounds
-        );
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let threads = [1, 2, 4, 8].into_iter().filter(|threads| *threads <= cores).filter_map(NonZeroUsize::new);
         let trials: Vec<_> = threads.map(|threads| (threads, self.trial(gib).prefault_threads(threads))).collect();
@@ -94,6 +96,15 @@ impl Settings {
             }
         }
         let cuda = self.check_pinned(gib)?;
+        if self.rounds == 0 {
+            println!("{gib} GiB checked; `cargo bench` measures");
+            return Ok(());
+        }
+        println!(
+            "{gib} GiB in slots of {} MiB: seconds a GiB, median of {} [least, most]",
+            SLOT_BYTES >> 20,
+            self.rounds
+        );
 
         let [mut touch, mut zero] = [(); 2].map(|()| Samples::new(gib));
         let mut map = Samples::new(gib);

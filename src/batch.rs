@@ -182,12 +182,8 @@ impl Batch {
         counters.held.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn own<T>(&self, column: Column<T>) -> usize {
-        assert!(
-            column.schema == self.layout().schema,
-            "a column of another sample was passed: use the handles of the sample that this feed was built from"
-        );
-        column.index as usize
+    fn own<T: Element>(&self, column: Column<T>) -> usize {
+        self.layout().own(column)
     }
 
     fn bytes(&self, index: usize) -> &[u8] {

@@ -104,6 +104,9 @@ impl From<SchemaError> for Error {
 }
 
 /// The failure of an actor: who, doing what, and why. The first one is final and stops the feed.
+///
+/// An actor fails by a panic: a bug of this crate, or a callback or waker of the program's own. In a program built with
+/// `panic = "abort"` there are no faults: the panic ends it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Fault {
     pub(crate) actor: &'static str,

@@ -7,6 +7,7 @@
 use crate::error::Closed;
 use crate::sync::{Patience, Spin, lock};
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::task::Waker;
@@ -81,13 +82,16 @@ impl<T> Gate<T> {
     }
 
     /// Wakes who waits for what happened. Without any lock held.
+    ///
+    /// # Panics
+    /// If a waker does: when all of them have been called.
     pub(crate) fn wake(&self, Wakes { threads, wakers }: Wakes) {
         match threads {
             Threads::None => {}
             Threads::One => self.arrived.notify_one(),
             Threads::All => self.arrived.notify_all(),
         }
-        wakers.into_iter().for_each(|(_, waker)| waker.wake());
+        wake_all(wakers);
     }
 
     /// Takes the oldest token: `None` when there was none within `patience`. A closed gate that still holds tokens
@@ -152,7 +156,7 @@ impl<T> Gate<T> {
     /// Wakes every registered waker, so that it looks at the state of things again.
     pub(crate) fn wake_wakers(&self) {
         let wakers = std::mem::take(&mut lock(&self.state).wakers);
-        wakers.into_iter().for_each(|(_, waker)| waker.wake());
+        wake_all(wakers);
     }
 
     pub(crate) fn forget(&self, id: u64) {
@@ -165,10 +169,8 @@ impl<T> Gate<T> {
     }
 
     /// No token comes and none is given any more; returns those that were here. The first reason stays.
-    pub(crate) fn close(&self, reason: Closed) -> VecDeque<T> {
-        let (drained, wakes) = self.shut(reason, true);
-        self.wake(wakes);
-        drained
+    pub(crate) fn close(&self, reason: Closed) -> (VecDeque<T>, Wakes) {
+        self.shut(reason, true)
     }
 
     fn shut(&self, reason: Closed, drain: bool) -> (VecDeque<T>, Wakes) {
@@ -183,6 +185,19 @@ impl<T> Gate<T> {
     }
 }
 
+/// A waker is the user's: one that panics must not keep the others from their news.
+fn wake_all(wakers: Vec<(u64, Waker)>) {
+    let mut first = None;
+    for (_, waker) in wakers {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+            first.get_or_insert(panic);
+        }
+    }
+    if let Some(panic) = first {
+        resume_unwind(panic);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,6 +206,12 @@ mod tests {
 
     fn put<T>(gate: &Gate<T>, make: impl FnOnce(u64) -> T) {
         gate.wake(gate.put(make).expect("it is open"));
+    }
+
+    fn close<T>(gate: &Gate<T>, reason: Closed) -> VecDeque<T> {
+        let (drained, wakes) = gate.close(reason);
+        gate.wake(wakes);
+        drained
     }
 
     #[test]
@@ -212,8 +233,8 @@ mod tests {
     fn close_hands_back_what_was_not_taken_and_keeps_the_first_reason() {
         let gate = Gate::new();
         put(&gate, |_| 'a');
-        assert_eq!(gate.close(Closed::LearnerGone), ['a']);
-        assert!(gate.close(Closed::Stopped).is_empty());
+        assert_eq!(close(&gate, Closed::LearnerGone), ['a']);
+        assert!(close(&gate, Closed::Stopped).is_empty());
         assert_eq!(gate.take(Patience::None, &mut Spin::default()), Err(Closed::LearnerGone));
     }
 
@@ -233,7 +254,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(20));
         put(&gate, |_| 1);
         std::thread::sleep(Duration::from_millis(20));
-        gate.close(Closed::Stopped);
+        close(&gate, Closed::Stopped);
         assert_eq!(taker.join().unwrap(), (Ok(Some(1)), Err(Closed::Stopped)));
     }
 

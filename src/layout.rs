@@ -4,8 +4,8 @@
 //! [`COLUMN_ALIGN`] bytes, a slot rounded up to [`SLOT_ALIGN`]. Pure: nothing here touches memory, so footprints are
 //! exact before anything is allocated.
 
-use crate::element::DType;
-use crate::sample::{Derived, Kind, Sample};
+use crate::element::{DType, Element};
+use crate::sample::{Column, Derived, Kind, Sample};
 use crate::schema::{LeafInfo, SchemaError};
 
 /// Columns begin at multiples of this many bytes within a slot: enough for the widest vector load, a cache line pair,
@@ -153,6 +153,20 @@ impl Layout {
         };
         shape.extend_from_slice(&column.item_shape);
         shape
+    }
+
+    /// The number of a column. A clone of the sample has the same schema and may have declared other columns later, so
+    /// the element type is compared too: bytes are never taken for what they are not.
+    ///
+    /// # Panics
+    /// If it is a column of another sample: the documented panic of every view.
+    pub(crate) fn own<T: Element>(&self, column: Column<T>) -> usize {
+        let index = column.index as usize;
+        assert!(
+            column.schema == self.schema && self.columns.get(index).is_some_and(|own| own.dtype == T::DTYPE),
+            "a column of another sample was passed: use the handles of the sample that this feed was built from"
+        );
+        index
     }
 
     pub(crate) fn infos(&self) -> Vec<ColumnInfo> {

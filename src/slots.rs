@@ -137,6 +137,16 @@ pub(crate) unsafe fn copy_lanes(from: (*const u8, usize), to: (*mut u8, usize), 
         unsafe { std::ptr::copy_nonoverlapping(from.0, to.0, bytes * lanes) }
         return;
     }
+    // SAFETY: the caller's duty.
+    unsafe { copy_strided(from, to, bytes, lanes) }
+}
+
+/// The part of `copy_lanes` that is not worth inlining.
+///
+/// # Safety
+/// As there.
+#[inline(never)]
+unsafe fn copy_strided(from: (*const u8, usize), to: (*mut u8, usize), bytes: usize, lanes: usize) {
     for lane in 0..lanes {
         // SAFETY: one value of the caller's.
         unsafe { std::ptr::copy_nonoverlapping(from.0.add(lane * from.1), to.0.add(lane * to.1), bytes) }

@@ -153,12 +153,23 @@ impl Versions {
         if self.newest() >= version {
             return Ok(true);
         }
+        self.wait_until(deadline, |newest| newest >= version, closed)
+    }
+
+    /// Waits until `ready` says so of the newest version (true), the deadline has passed (false), or `closed` has a
+    /// reason. Both are asked again at each [`wake`](Versions::wake).
+    pub(crate) fn wait_until(
+        &self,
+        deadline: Option<Instant>,
+        mut ready: impl FnMut(u64) -> bool,
+        closed: impl Fn() -> Option<Closed>,
+    ) -> Result<bool, Closed> {
         let mut waiting = lock(&self.waiting);
         loop {
             if let Some(reason) = closed() {
                 return Err(reason);
             }
-            if self.newest() >= version {
+            if ready(self.newest()) {
                 return Ok(true);
             }
             waiting = match deadline {

@@ -32,7 +32,7 @@ proptest! {
         ]),
         seed: u64,
     ) {
-        let _watchdog = Watchdog::new("full rings against the model", Duration::from_secs(60));
+        let _watchdog = Watchdog::new("full rings against the model", Duration::from_secs(180));
         let shape = Shape { steps, time_major: false, within_episode: within_episode && steps > 0 };
         let (ends, trouble, lag) = (15, 8, None);
         run(Setup { shape, batch, buffers, writers, attempts, when_full, lag, lockstep: false, ends, trouble, seed });

@@ -29,7 +29,7 @@ proptest! {
         trouble in 0u64..20,
         seed: u64,
     ) {
-        let _watchdog = Watchdog::new("lockstep against the model", Duration::from_secs(60));
+        let _watchdog = Watchdog::new("lockstep against the model", Duration::from_secs(180));
         let shape = Shape { steps, time_major: time_major && steps > 0, within_episode: false };
         let batch = layers * writers.iter().sum::<usize>();
         let when_full = WhenFull::Block;

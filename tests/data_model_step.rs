@@ -26,7 +26,7 @@ proptest! {
         trouble in 0u64..20,
         seed: u64,
     ) {
-        let _watchdog = Watchdog::new("single steps against the model", Duration::from_secs(60));
+        let _watchdog = Watchdog::new("single steps against the model", Duration::from_secs(180));
         let (shape, when_full) = (Shape::STEP, WhenFull::Block);
         run(Setup { shape, batch, buffers, writers, attempts, when_full, lag: None, lockstep: false, ends, trouble, seed });
     }

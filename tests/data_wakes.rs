@@ -18,7 +18,7 @@ fn write(writer: &mut Writer, obs: Leaf<u8>) -> Result<()> {
 /// enough for the one.
 #[test]
 fn who_needs_much_does_not_keep_it_from_who_needs_little() {
-    let _watchdog = Watchdog::new("a wake that is passed on", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("a wake that is passed on", Duration::from_secs(180));
     let mut step = Step::new();
     let obs = step.observation::<u8>("obs", &[]);
     let feed = Feed::builder(Sample::unroll(step, 1)).batch(4).buffers(2).start().unwrap();

@@ -397,6 +397,7 @@ alone! {
         assert!(entered.load(Ordering::Relaxed), "the stop came before the look");
         assert_eq!(report.threads_given_up, ["pr0-supervisor"]);
         assert_eq!(feed_threads(), ["pr0-supervisor"], "the others ended in order");
+        assert_eq!((fake.live_registrations(), life::rings()), (vec![], vec![]), "and nothing is held");
         drop(feed);
         until("the waker has returned", || feed_threads().is_empty());
         assert_nothing_is_left_with(&fake);
@@ -539,6 +540,31 @@ alone! {
         values.sort_by(f32::total_cmp);
         assert_eq!(values, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
         assert_eq!(feed.stop(PATIENCE).unwrap(), StopReport::default());
+    }
+}
+
+alone! {
+    fn a_waker_that_panics_is_a_fault_that_is_named_and_the_other_waits_hear_of_the_end() {
+        let (small, fake) = (Small::new(), life::fake("waker"));
+        let feed = small.pinned(&fake).start().unwrap();
+        let (mut writer, learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
+        small.write(&mut writer, [1.0; 3]).unwrap();
+        let woken = Arc::new(AtomicU64::new(0));
+        for bad in [true, false, true, false] {
+            let woken = woken.clone();
+            register(&learner, move || {
+                woken.fetch_add(1, Ordering::Relaxed);
+                assert!(!bad, "a task without a home");
+            });
+        }
+        // The ingest actor's look comes first, or the stop does: either way it is the fault of whoever woke.
+        let report = feed.stop(PATIENCE).unwrap();
+        assert_eq!(woken.load(Ordering::Relaxed), 4);
+        assert_eq!((report.partial_rows, report.threads_given_up.len()), (3, 0));
+        let fault = report.fault.expect("a panic is not swallowed");
+        assert!(["supervisor", "ingest"].contains(&fault.actor()));
+        assert!(fault.text().contains("it panicked: a task without a home"), "{fault}");
+        assert_nothing_is_left_with(&fake);
     }
 }
 

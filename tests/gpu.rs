@@ -65,7 +65,7 @@ fn has_cuda(test: &str, search: &CudaSearch) -> bool {
 fn skip(test: &str, why: &CudaFindError) {
     assert!(std::env::var_os("PINRING_GPU_REQUIRED").is_none(), "PINRING_GPU_REQUIRED is set, and {why}");
     let why = why.to_string();
-    println!("skipped: no CUDA device: {test}: {}", why.lines().next().unwrap_or_default());
+    println!("skipped: no CUDA device: {test}: {}", why.split(" Searched, ").next().unwrap_or_default());
 }
 
 // ---- the witness ---------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ impl Witness {
         // SAFETY: the library is loaded already; this adds a handle, which is never closed.
         let library = unsafe { Library::open(Some(report.library()), RTLD_NOW | RTLD_LOCAL) };
         let library = std::mem::ManuallyDrop::new(library.expect("the library in use"));
-        // SAFETY (all): the functions are declared with the signatures of NVIDIA's headers, and called with live
+        // SAFETY: in all of it, the functions are declared with the signatures of NVIDIA's headers, and called with live
         // out-pointers and the device that the driver named.
         unsafe {
             if report.rung() != Rung::Driver {

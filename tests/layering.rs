@@ -121,7 +121,7 @@ fn uses(code: &str, depth: usize, modules: &[String], exports: &BTreeMap<String,
                 continue;
             }
             for name in first_names(&code[at + start.len()..]) {
-                if modules.iter().any(|module| *module == name) {
+                if modules.contains(&name) {
                     used.insert(name);
                 } else if let Some(module) = exports.get(&name) {
                     used.insert(module.clone());

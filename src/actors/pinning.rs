@@ -2,10 +2,13 @@
 //!
 //! Owns a share of the ring for as long as the feed runs. At the stop it gives that up last, so that unregistering,
 //! which waits for every queued copy of the process, happens on this thread unless a batch is still out. It waits for
-//! nothing but the stop, and sends the ring, or why there is none. It does not select a device or allocate on one.
+//! nothing but the stop, and sends the ring, or why there is none. It selects the first
+//! device that the feed attaches, on its own thread alone, and allocates on none.
 
 use super::supervisor::{Pinned, Supervisor};
-use crate::cuda::types::CudaSearch;
+use crate::cuda::device::Device;
+use crate::cuda::types::{CudaError, CudaSearch};
+use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{PinWatch, Ring, RingPlan};
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
 use std::sync::Arc;
@@ -17,6 +20,8 @@ pub(crate) struct PinPlan {
     /// Where CUDA is looked for; `None` with pinning off, and then no library is opened.
     pub(crate) cuda: Option<CudaSearch>,
     pub(crate) watch: PinWatch,
+    /// The first device to feed: the ring is registered from its context, so that no other gets one.
+    pub(crate) device: Option<i32>,
 }
 
 #[derive(Debug)]
@@ -24,6 +29,8 @@ pub(crate) struct Pinning {
     pub(crate) plan: PinPlan,
     pub(crate) supervisor: Addr<Supervisor>,
     pub(crate) ring: Option<Arc<Ring>>,
+    /// Kept while this thread may call CUDA: its context is the thread's current one.
+    pub(crate) device: Option<Device>,
 }
 
 impl Actor for Pinning {
@@ -45,17 +52,36 @@ impl Message for Pin {
 impl Handler<Pin> for Pinning {
     type Result = ();
     fn handle(&mut self, _: Pin, _: &mut Self::Context) {
-        let PinPlan { ring, cuda, watch } = &self.plan;
-        let made = match cuda {
+        let made = self.make();
+        self.supervisor.do_send(Pinned(made));
+    }
+}
+
+impl Pinning {
+    fn make(&mut self) -> Result<Arc<Ring>> {
+        let PinPlan { ring, cuda, watch, device } = &self.plan;
+        let selected = match (cuda, device) {
+            (Some(search), Some(ordinal)) => Some(select(search, *ordinal)),
+            _ => None,
+        };
+        let ring = match cuda {
             Some(search) => Ring::pinned(ring, search, watch),
             None => Ring::unpinned(ring, watch),
         };
-        let made = made.map(Arc::new);
-        if let Ok(ring) = &made {
-            self.ring = Some(ring.clone());
-        }
-        self.supervisor.do_send(Pinned(made));
+        // Without CUDA the first fails too, but the ring's error names everything that was looked at.
+        let ring = Arc::new(ring?);
+        self.device = selected.transpose()?;
+        self.ring = Some(ring.clone());
+        Ok(ring)
     }
+}
+
+/// Makes a device the calling thread's own.
+fn select(search: &CudaSearch, ordinal: i32) -> Result<Device> {
+    let cuda = |error: CudaError| Error::from_source(ErrorKind::Cuda, error);
+    let device = Device::attach(search, ordinal).map_err(|error| Error::from_source(ErrorKind::Cuda, error))?;
+    device.select().map_err(cuda)?;
+    Ok(device)
 }
 
 /// Give the ring up and end.

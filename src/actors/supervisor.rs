@@ -12,7 +12,7 @@ use super::pinning::{PinPlan, Pinning, StopPinning};
 use crate::error::{Closed, Error, ErrorKind, Fault};
 use crate::feeding::Desk;
 use crate::intake::{IntakeConfig, IntakeGate};
-use crate::memory::{PinReport, Ring, RingError};
+use crate::memory::{PinReport, Ring};
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
 use crossbeam_channel::Sender;
 use std::sync::atomic::AtomicUsize;
@@ -219,7 +219,7 @@ impl Actor for Supervisor {
     fn started(&mut self, context: &mut Self::Context) {
         let Some(plan) = self.plan.take() else { return };
         let supervisor = context.address();
-        let pinning = Pinning { plan, supervisor: supervisor.clone(), ring: None };
+        let pinning = Pinning { plan, supervisor: supervisor.clone(), ring: None, device: None };
         match host::host(self.feed, PINNING, pinning, Supervisor::report_to(supervisor, PINNING)) {
             Ok(hosted) => {
                 self.pinning = Some(self.common.crew.add(hosted, || StopPinning));
@@ -231,7 +231,7 @@ impl Actor for Supervisor {
 }
 
 /// The ring, or why there is none.
-pub(crate) struct Pinned(pub(crate) Result<Arc<Ring>, RingError>);
+pub(crate) struct Pinned(pub(crate) Result<Arc<Ring>, Error>);
 
 impl Message for Pinned {
     type Result = ();
@@ -241,13 +241,12 @@ impl Handler<Pinned> for Supervisor {
     type Result = ();
     fn handle(&mut self, Pinned(made): Pinned, context: &mut Self::Context) {
         let Some(make_gate) = self.make_gate.take().filter(|_| !self.stopping) else { return };
-        let made = made.map_err(|error| {
-            tracing::error!(target: "pinring", error = %error, "the ring could not be made");
-            Error::from(error)
-        });
         match made {
             Ok(ring) => self.run(ring, make_gate, context),
-            Err(error) => self.refuse(error, context),
+            Err(error) => {
+                tracing::error!(target: "pinring", error = %error, "the ring could not be made");
+                self.refuse(error, context);
+            }
         }
     }
 }

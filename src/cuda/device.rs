@@ -10,6 +10,8 @@
 
 mod error;
 mod handles;
+#[cfg(unix)]
+mod load;
 mod table;
 
 #[cfg(all(test, target_os = "linux"))]
@@ -58,8 +60,8 @@ struct Context {
 }
 
 impl Device {
-    /// Loads the driver, once for each path, and retains the primary context of `ordinal`. The calling thread's
-    /// current context and capture mode stay what they were.
+    /// Loads the driver, once for each path, and retains the primary context of `ordinal`. What is current on the
+    /// calling thread stays so, and a capture that somebody has open stays intact.
     ///
     /// # Errors
     ///
@@ -93,13 +95,9 @@ impl Device {
         // SAFETY: the buffer is ours and as long as the second argument says; the driver ends what it writes with a
         // zero. The device is the one that it just named.
         check("cuDeviceGetName", unsafe { (table.cuDeviceGetName)(name.as_mut_ptr(), NAME_BYTES as c_int, device) })?;
-        // Making a context allocates, which would spoil a capture that some thread has open.
-        let retained = relaxed(&table, || {
-            // SAFETY: the out-pointer is a live integer of ours; the device is the one that the driver named. What is
-            // retained here is released once, by the drop of the `Context` made below.
-            unsafe { (table.cuDevicePrimaryCtxRetain)(&mut context, device) }
-        });
-        check("cuDevicePrimaryCtxRetain", retained)?;
+        // SAFETY: the out-pointer is a live integer of ours; the device is the one that the driver named. What is retained
+        // here is released once, by the drop of the `Context` made below.
+        check("cuDevicePrimaryCtxRetain", unsafe { (table.cuDevicePrimaryCtxRetain)(&mut context, device) })?;
         let name = name.map(|c| c as u8);
         let name = CStr::from_bytes_until_nul(&name).map_or_else(|_| String::new(), |n| n.to_string_lossy().into());
         tracing::debug!(ordinal, %name, "device attached");
@@ -119,6 +117,15 @@ impl Device {
     /// Whether both are the same device's context.
     pub(crate) fn is(&self, other: &Device) -> bool {
         self.0.context == other.0.context && self.0.table.cuInit as usize == other.0.table.cuInit as usize
+    }
+
+    /// Makes this device's context the current one of the calling thread, a thread of ours, for good: what a runtime then
+    /// does there, it does on this device, and makes no context on another.
+    #[doc(alias = "cuCtxPushCurrent")]
+    pub(crate) fn select(&self) -> Result<(), CudaError> {
+        // SAFETY: the context was retained by `from_table`; the caller keeps this `Device` while its thread calls CUDA.
+        let answer = unsafe { (self.0.table.cuCtxPushCurrent_v2)(self.0.context) };
+        self.0.table.check("cuCtxPushCurrent", answer)
     }
 
     /// Puts the calling thread into relaxed capture mode: the first call of a thread of ours, since while a learner
@@ -370,7 +377,7 @@ impl Context {
             return;
         }
         if let Err(error) = self.table.check(operation, answer) {
-            tracing::warn!(ordinal = self.ordinal, %error, "a handle of the device could not be given back");
+            tracing::warn!(ordinal = self.ordinal, %error, "a call failed where no error can be returned");
         }
     }
 }
@@ -405,39 +412,4 @@ fn relaxed<R>(table: &DeviceTable, call: impl FnOnce() -> R) -> R {
         unsafe { (table.cuThreadExchangeStreamCaptureMode)(&mut mode) };
     }
     result
-}
-
-/// The driver's library: opened once for each name, and never closed.
-#[cfg(unix)]
-mod load {
-    use super::super::table::{MissingSymbol, full_text};
-    use super::{DeviceError, DeviceTable};
-    use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-    use std::path::{Path, PathBuf};
-    use std::sync::{Mutex, PoisonError};
-
-    /// The drivers loaded so far, by the name that they were asked for. A failure is not kept.
-    static LOADED: Mutex<Vec<(PathBuf, DeviceTable)>> = Mutex::new(Vec::new());
-
-    pub(super) fn driver(path: &Path, ordinal: i32) -> Result<DeviceTable, DeviceError> {
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, table)) = loaded.iter().find(|(name, _)| name == path) {
-            return Ok(*table);
-        }
-        // SAFETY: loading runs the library's initialisers. The name is that of NVIDIA's driver or the user's own
-        // choice, whose initialisers are made to run in any process and thread.
-        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
-            .map_err(|error| DeviceError::NotLoaded { ordinal, library: path.into(), reason: full_text(&error) })?;
-        let table = DeviceTable::from_symbols(&library);
-        // Never closed, whatever becomes of it: functions of it may be in use by others.
-        let _ = library.into_raw();
-        let table = table.map_err(|MissingSymbol { symbol, reason }| DeviceError::MissingSymbol {
-            ordinal,
-            library: path.into(),
-            symbol,
-            reason,
-        })?;
-        loaded.push((path.into(), table));
-        Ok(table)
-    }
 }

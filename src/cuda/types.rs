@@ -307,7 +307,8 @@ impl fmt::Display for Candidate {
 ///
 /// let search = CudaSearch::new()
 ///     .library("/opt/cuda/lib64/libcudart.so.13")              // first of all
-///     .wheel_root("/srv/venvs/learner");                       // before VIRTUAL_ENV
+///     .wheel_root("/srv/venvs/learner")                        // before VIRTUAL_ENV
+///     .driver("/usr/lib/wsl/lib/libcuda.so.1");                // where the loader does not find it
 /// # let _ = search;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

@@ -345,8 +345,9 @@ impl FeedBuilder {
             pinned,
         };
         let devices = self.devices.iter().enumerate().map(plan_of).collect();
+        let first_device = self.devices.first().copied();
         let cuda = pinned.then_some(self.cuda);
-        let pin = PinPlan { ring: plan, cuda, watch: watch.clone() };
+        let pin = PinPlan { ring: plan, cuda, watch: watch.clone(), device: first_device };
         let common = Arc::new(Common::default());
         let (answer, answered) = crossbeam_channel::bounded(1);
         let feed = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -481,3 +481,26 @@ alone! {
         assert!(start(|| std::panic::panic_any(Bomb)).contains(silent));
     }
 }
+
+alone! {
+    fn a_writer_and_a_device_learner_hear_of_a_feeding_thread_that_dies() {
+        let fake = fake();
+        fake.auto_run(true);
+        let (builder, leaf) = steps(&fake);
+        let search = CudaSearch::new().library_only(fake.path()).driver(fake.path());
+        let feed = builder.cuda(search).device(0).start().unwrap();
+        // SAFETY: the legacy default stream lives as long as the device.
+        #[allow(unsafe_code)]
+        let learner = unsafe { feed.learner_on(0, std::ptr::null_mut()) }.unwrap();
+        let mut writer = feed.writer(1).unwrap();
+        write(&mut writer, leaf).unwrap();
+        let held = learner.next_batch().unwrap();
+        let waiting = std::thread::spawn(move || Error::from(learner.next_batch().unwrap_err()));
+        let_them_wait();
+        feed.desk(0).unwrap().crash(TEXT);
+        assert_names(&waiting.join().unwrap(), "feeding0");
+        assert_names(&write(&mut writer, leaf).unwrap_err(), "feeding0");
+        drop(held); // its release can still be recorded
+        assert_stops(&feed, "feeding0", &fake);
+    }
+}

@@ -150,13 +150,12 @@ impl DeviceBatch {
     /// If the range reaches beyond the batch, or the column belongs to another sample.
     pub fn minibatch<T: Element>(&self, column: Column<T>, range: Range<usize>) -> DeviceColumn<T> {
         let layout = &self.desk().gate.layout;
-        assert!(column.schema == layout.schema, "a column of another sample was passed");
+        let index = layout.own(column);
         assert!(
             range.start <= range.end && range.end <= self.rows,
             "minibatch {range:?} of a batch of {} rows",
             self.rows
         );
-        let index = column.index as usize;
         let mut shape = layout.shape(index, self.rows);
         let mut strides = vec![1; shape.len()];
         for axis in (0..shape.len().saturating_sub(1)).rev() {

@@ -157,10 +157,12 @@ impl Desk {
     /// Nobody takes a device batch any more, and whoever waits for one hears why. On any thread: the feeding thread may
     /// be stuck in a call.
     fn withdraw(&self, reason: Closed) {
-        for untaken in self.ready.close(reason) {
+        let (untaken, wakes) = self.ready.close(reason);
+        for untaken in untaken {
             self.gate.count_untaken(untaken.rows as u64);
             self.give_back(untaken.buffer);
         }
+        self.ready.wake(wakes); // last: a waker may panic, or never return
     }
 
     pub(crate) fn is_wanted(&self) -> bool {
@@ -247,8 +249,7 @@ impl Desk {
 
     #[cfg(test)]
     pub(crate) fn crash_if_told(&self) {
-        let told = lock(&self.crash).take();
-        if let Some(text) = told {
+        if let Some(text) = lock(&self.crash).take() {
             panic!("{text}");
         }
     }

@@ -184,6 +184,12 @@ impl IntakeGate {
         self.end_if_a_lane_is_gone(state);
     }
 
+    /// Why no lane can be taken: a writer is gone, and its lanes' rows cannot be gone on with.
+    pub(crate) fn lockstep_lane_gone(&self) -> Option<Closed> {
+        let state = lock(&self.state);
+        state.lockstep.gone.as_ref().map(|(_, lanes)| Closed::LaneGone { first: lanes.start, end: lanes.end })
+    }
+
     /// When a lane is gone and everything before it is complete, nothing further can be.
     fn end_if_a_lane_is_gone(self: &Arc<Self>, state: MutexGuard<'_, State>) {
         let Some((gone, lanes)) = state.lockstep.gone.clone() else { return };
@@ -205,7 +211,9 @@ impl IntakeGate {
         }
         state.closed = Some(reason);
         let lanes = self.lanes_in_step();
-        let whole = state.lockstep.gone.as_ref().map_or(0, |(gone, _)| (gone % self.layers()) as usize) * lanes;
+        // Only what every lane completed: some may be gone, and some were perhaps never taken.
+        let complete = |open: &Open| open.left.iter().take_while(|&&left| left == 0).count();
+        let whole = state.lockstep.batches.front().map_or(0, complete) * lanes;
         let last = if whole > 0 { state.lockstep.batches.pop_front() } else { None };
         let (mut lost, slots) = state.lockstep.abandon(lanes, self.layout.rows);
         state.free.extend(slots);

@@ -11,10 +11,12 @@
 //! Order of locks: `state`, then a stripe or the batch gate. A slot is sealed with `state` held, so that whoever closes
 //! the gate finds each committed row either in an open slot or in the batch gate. Wakers are called with no lock held.
 
+mod lag;
 mod lanes;
 mod lockstep;
 mod stripes;
 
+pub(crate) use lag::{Begin, LagGate};
 pub(crate) use lanes::{LaneTable, NoSeat, Seat};
 pub(crate) use lockstep::LockstepCursor;
 pub(crate) use stripes::{Claim, Claimed, StripeCursor};
@@ -28,6 +30,7 @@ use crate::slots::Slots;
 use crate::sync::{Padded, Patience, Spin, lock};
 use crate::weights::Versions;
 use crossbeam_channel as channel;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::task::Waker;
@@ -67,6 +70,7 @@ pub enum WhenFull {
 
 impl WhenFull {
     /// How long a committed sample waits for room.
+    #[inline]
     pub(crate) fn patience(self) -> Patience {
         match self {
             WhenFull::Block => Patience::Forever,
@@ -84,12 +88,17 @@ pub(crate) enum NoRoom {
 }
 
 /// The unique right to a sealed slot. Its drop is the only way a slot comes home (invariant 2).
-#[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) slot: u32,
     home: Arc<IntakeGate>,
     /// Keeps the mapping (invariant 7). Dropped after the slot came home: fields drop in order of declaration.
     _ring: Arc<Ring>,
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lease({})", self.slot)
+    }
 }
 
 impl Lease {
@@ -124,37 +133,6 @@ pub(crate) struct Sealed {
     pub(crate) sealed: Instant,
 }
 
-/// How far actors may run ahead of the learner, and how far they are.
-#[derive(Debug)]
-pub(crate) struct LagGate {
-    pub(crate) versions: Arc<Versions>,
-    /// Unroll k may begin when k ≤ versions published + `lag`.
-    pub(crate) lag: u64,
-    /// Rows begun by free-running lanes and not given up: row u is of batch u / rows.
-    begun: AtomicU64,
-}
-
-impl LagGate {
-    pub(crate) fn new(versions: Arc<Versions>, lag: u64) -> LagGate {
-        LagGate { versions, lag, begun: AtomicU64::new(0) }
-    }
-
-    /// The version that must be published before a row of batch `batch` may begin.
-    pub(crate) fn needed(&self, batch: u64) -> u64 {
-        self.versions.first + batch.saturating_sub(self.lag)
-    }
-
-    /// Begins `rows` rows and returns the batch that the first of them will be part of.
-    pub(crate) fn begin(&self, rows: usize, batch_rows: usize) -> u64 {
-        self.begun.fetch_add(rows as u64, Ordering::Relaxed) / batch_rows as u64
-    }
-
-    /// Takes back rows that were begun and will not be delivered.
-    pub(crate) fn give_up(&self, rows: usize) {
-        self.begun.fetch_sub(rows as u64, Ordering::Relaxed);
-    }
-}
-
 /// What stops with the feed, for the stop's report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Left {
@@ -165,7 +143,6 @@ pub(crate) struct Left {
 }
 
 /// See the module's text.
-#[derive(Debug)]
 pub(crate) struct IntakeGate {
     pub(crate) layout: Arc<Layout>,
     pub(crate) slots: Slots,
@@ -230,6 +207,17 @@ pub(crate) struct IntakeConfig {
     pub(crate) max_lanes: Option<usize>,
     pub(crate) lockstep: Option<usize>,
     pub(crate) episodes: channel::Sender<crate::episodes::Episode>,
+}
+
+impl fmt::Debug for IntakeGate {
+    /// A line, without locks: every handle of a feed holds the gate, and the gate holds sealed batches that hold it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IntakeGate")
+            .field("rows", &self.layout.rows)
+            .field("buffers", &self.buffers)
+            .field("lockstep", &self.lockstep)
+            .finish_non_exhaustive()
+    }
 }
 
 impl IntakeGate {
@@ -328,14 +316,17 @@ impl IntakeGate {
         if reason != Closed::LearnerGone {
             let _ = self.over.set(reason.clone());
         }
-        let ring = self.shut(reason.clone());
-        let untaken = self.batches.close(reason);
+        let mut state = lock(&self.state);
+        let ring = self.shut(&mut state, reason.clone());
+        let (untaken, wakes) = self.batches.close(reason);
         let rows: u64 = untaken.iter().map(|sealed| sealed.rows as u64).sum();
         self.counters.dropped_rows.fetch_add(rows, Ordering::Relaxed);
-        lock(&self.state).left.untaken_rows += rows;
+        state.left.untaken_rows += rows;
+        self.announce_close(state);
         drop(untaken); // leases come home
         drop(ring);
         self.wake_watchers();
+        self.batches.wake(wakes); // last: a waker may panic, or never return
     }
 
     /// Counts a slot that is never used again.
@@ -423,18 +414,15 @@ impl IntakeGate {
     }
 
     /// Shuts the writers' side and returns the ring if no claim needs it any more, to be dropped without the lock.
-    fn shut(&self, reason: Closed) -> Option<Arc<Ring>> {
-        let mut state = lock(&self.state);
+    fn shut(&self, state: &mut State, reason: Closed) -> Option<Arc<Ring>> {
         if state.closed.is_none() {
             state.closed = Some(reason);
-            let partial = self.abandon_open_slots(&mut state);
+            let partial = self.abandon_open_slots(state);
             state.left.partial_rows += partial;
             self.counters.dropped_rows.fetch_add(partial, Ordering::Relaxed);
         }
-        self.abandon_ending(&mut state);
-        let ring = if state.claims == 0 { state.ring.take() } else { None };
-        self.announce_close(state);
-        ring
+        self.abandon_ending(state);
+        if state.claims == 0 { state.ring.take() } else { None }
     }
 
     /// Tells every waiting writer that `state.closed` has a reason.

@@ -182,10 +182,7 @@ impl IntakeGate {
         let result = self.claim_slow(cursor, patience, counters, |gate, state, _| {
             let gaps: usize = state.striped.gaps.iter().map(|gap| gap.rows as usize).sum();
             let free = state.free.len() * gate.layout.rows;
-            let open = |open: &Open| {
-                let stripes = &gate.cells[open.slot as usize].stripes[..open.stripes as usize];
-                stripes.iter().map(|stripe| lock(stripe)).map(|s| (s.end - s.next) as usize).sum::<usize>()
-            };
+            let open = |open: &Open| gate.stripes(open).iter().map(room_of).sum::<usize>();
             (gaps + free + state.striped.open.iter().map(open).sum::<usize>() >= rows).then_some(())
         });
         lock(&self.state).choosy -= 1;
@@ -236,6 +233,36 @@ impl IntakeGate {
             self.gaps_hint.store(true, Ordering::Relaxed);
         }
         self.wake_one(state);
+        if let Some(lag) = &self.lag {
+            lag.versions.wake(); // who waits there with rows of a later batch may come for these
+        }
+    }
+
+    /// Whether a batch before `batch` has rows that nobody claimed.
+    pub(crate) fn has_room_before(&self, batch: u64) -> bool {
+        let state = lock(&self.state);
+        let earlier = |opening: u64| opening <= batch;
+        let mut open = state.striped.open.iter().filter(|open| earlier(open.opening));
+        state.striped.gaps.iter().any(|gap| earlier(gap.opening))
+            || open.any(|open| self.stripes(open).iter().any(|stripe| room_of(stripe) > 0))
+    }
+
+    /// Claims `rows` rows of a batch before `batch`; none if those have no room.
+    pub(crate) fn claim_before(&self, batch: u64, rows: usize, cursor: &mut StripeCursor) -> Option<Claimed> {
+        let mut state = lock(&self.state);
+        let earlier = |opening: u64| opening <= batch; // openings are counted from 1
+        let gap = |gap: &Claim| earlier(gap.opening) && gap.rows as usize >= rows;
+        if let Some(place) = state.striped.gaps.iter().position(gap) {
+            return Some(Claimed::Rows(self.take_gap(&mut state, place, rows)));
+        }
+        let mut scraps = state.striped.gaps.iter().any(|gap| earlier(gap.opening));
+        for open in state.striped.open.iter().filter(|open| earlier(open.opening)) {
+            match self.claim_in(open, rows, rows, cursor) {
+                Ok(claim) => return Some(Claimed::Rows(claim)),
+                Err(room) => scraps |= room,
+            }
+        }
+        scraps.then_some(Claimed::Staged)
     }
 
     /// The short way: the next rows of the stripe that the writer claimed in last.
@@ -290,12 +317,9 @@ impl IntakeGate {
     /// Claims `least..=most` rows of an open slot: of the writer's own stripe, else of the fullest. `Err` tells whether
     /// there was any room at all.
     fn claim_in(&self, open: &Open, least: usize, most: usize, cursor: &mut StripeCursor) -> Result<Claim, bool> {
-        let stripes = &self.cells[open.slot as usize].stripes[..open.stripes as usize];
+        let stripes = self.stripes(open);
         let own = (cursor.writer % open.stripes as usize) as u32;
-        let room = |index: u32| {
-            let stripe = lock(&stripes[index as usize]);
-            (stripe.end - stripe.next) as usize
-        };
+        let room = |index: u32| room_of(&stripes[index as usize]);
         let mut best = (room(own), own);
         if best.0 < least {
             best = (0..open.stripes).map(|index| (room(index), index)).max_by_key(|&(room, _)| room).unwrap_or(best);
@@ -310,12 +334,15 @@ impl IntakeGate {
             drop(stripe);
             // Its own writer was quicker: look again. Rooms only shrink here, since dropped claims need the lock of
             // the gate, which the caller holds, to show up elsewhere.
-            best =
-                (0..open.stripes).map(|index| (self::room_of(&stripes[index as usize]), index)).max().unwrap_or(best);
+            best = (0..open.stripes).map(|index| (room_of(&stripes[index as usize]), index)).max().unwrap_or(best);
             if best.0 < least {
                 return Err(best.0 > 0);
             }
         }
+    }
+
+    fn stripes(&self, open: &Open) -> &[Padded<Mutex<Stripe>>] {
+        &self.cells[open.slot as usize].stripes[..open.stripes as usize]
     }
 
     fn take_gap(&self, state: &mut State, place: usize, rows: usize) -> Claim {
@@ -375,7 +402,7 @@ impl IntakeGate {
         state.striped.gaps.clear();
         self.gaps_hint.store(false, Ordering::Relaxed);
         for open in std::mem::take(&mut state.striped.open) {
-            for stripe in &self.cells[open.slot as usize].stripes[..open.stripes as usize] {
+            for stripe in self.stripes(&open) {
                 let mut stripe = lock(stripe);
                 stripe.opening = 0;
                 rows += u64::from(stripe.committed);
@@ -437,7 +464,7 @@ impl IntakeGate {
     }
 
     fn committed_rows(&self, state: &MutexGuard<'_, State>, open: &Open) -> Vec<(u32, usize)> {
-        let stripes = &self.cells[open.slot as usize].stripes[..open.stripes as usize];
+        let stripes = self.stripes(open);
         let gap = |row: usize| {
             let of_slot = state.striped.gaps.iter().filter(|gap| gap.opening == open.opening);
             of_slot.into_iter().any(|gap| (gap.start..gap.start + gap.rows).contains(&(row as u32)))

@@ -1,7 +1,7 @@
 //! Single steps, written in the slot: the slot that writers filled is the batch.
 
 use super::{PolicyError, StepError, Target, Way, Writer};
-use crate::intake::{Claim, Claimed, NoRoom, StripeCursor};
+use crate::intake::{Claim, Claimed, NoRoom, StripeCursor, WhenFull};
 use crate::slots::{RowRecord, copy_lanes};
 use crate::sync::Patience;
 use crate::weights::Weights;
@@ -23,11 +23,20 @@ impl Writer {
     #[cold]
     fn begin_elsewhere(&mut self, patience: Patience, explicit: bool) -> Result<(), StepError> {
         let Way::InPlace(cursor) = &mut self.way else { unreachable!("`begin` matched the way") };
-        match self.gate.claim(self.lanes.len(), cursor, patience, &self.counters) {
+        let (gate, lanes) = (&self.gate, self.lanes.len());
+        let drops = gate.when_full == WhenFull::DropNewest && !explicit;
+        let claimed = match gate.claim(lanes, cursor, patience, &self.counters) {
+            // There is some room. Whoever does not wait for more later is told now if it is not for every lane.
+            Ok(Claimed::Staged) if !drops && !matches!(patience, Patience::Forever) => {
+                gate.wait_for_room(lanes, cursor, patience, &self.counters).map(|()| Claimed::Staged)
+            }
+            claimed => claimed,
+        };
+        match claimed {
             Ok(Claimed::Rows(claim)) => self.open_rows(claim),
             // Written aside; the commit finds rows for it, or drops it and counts.
             Ok(Claimed::Staged) => self.open.in_buffer(0),
-            Err(NoRoom::Full) if self.drops_newest() && !explicit => self.open.in_buffer(0),
+            Err(NoRoom::Full) if drops => self.open.in_buffer(0),
             Err(no_room) => return Err(self.step_error(no_room)),
         }
         Ok(())
@@ -45,13 +54,18 @@ impl Writer {
         &mut self,
         weights: &Weights<W>,
     ) -> Result<(u64, Arc<W>), PolicyError> {
-        if let Some(lag) = &self.gate.lag {
+        while let Some(lag) = &self.gate.lag {
             // The batch that these rows lie in: a row that holds a slot open must never wait for a later batch.
-            let batch = match self.open.target {
-                Target::Rows => self.open.claim.batch(),
-                _ => self.gate.filling(),
+            let (batch, holds_rows) = match self.open.target {
+                Target::Rows => (self.open.claim.batch(), true),
+                _ => (self.gate.filling(), false),
             };
-            self.wait_for_version(lag.needed(batch))?;
+            // Nor may it wait for an earlier batch that has room again, which perhaps nobody else comes to fill.
+            let needed = lag.needed(batch);
+            if self.wait_for_version_unless(needed, || holds_rows && self.gate.has_room_before(batch))? {
+                break;
+            }
+            self.go_back(batch);
         }
         Ok(weights.latest())
     }
@@ -140,15 +154,40 @@ impl Writer {
         }
     }
 
+    /// Moves the open step to rows of a batch before `batch`: its own are given back.
+    fn go_back(&mut self, batch: u64) {
+        let Way::InPlace(cursor) = &mut self.way else { return };
+        // Somebody else may have come for it.
+        let Some(claimed) = self.gate.claim_before(batch, self.lanes.len(), cursor) else { return };
+        let old = self.open.claim;
+        let sources: Vec<_> = (0..self.in_slot.len()).map(|leaf| self.place(leaf)).collect();
+        match claimed {
+            Claimed::Rows(claim) => self.open_rows(claim),
+            Claimed::Staged => self.open.in_buffer(0),
+        }
+        for (leaf, (from, stride)) in sources.into_iter().enumerate() {
+            let (to, bytes) = (self.place(leaf), self.in_slot[leaf].bytes);
+            // SAFETY: both claims are this writer's, and so is its lane buffer (invariant 2); none of them overlap.
+            unsafe { copy_lanes((from.cast_const(), stride), to, bytes, self.lanes.len()) };
+        }
+        self.gate.unclaim(&old);
+    }
+
     /// Waits at the lag gate.
     pub(super) fn wait_for_version(&self, version: u64) -> Result<(), PolicyError> {
-        let Some(lag) = &self.gate.lag else { return Ok(()) };
+        self.wait_for_version_unless(version, || false).map(drop)
+    }
+
+    /// Waits at the lag gate: false if `unless` became true before the version was published.
+    fn wait_for_version_unless(&self, version: u64, unless: impl Fn() -> bool) -> Result<bool, PolicyError> {
+        let Some(lag) = &self.gate.lag else { return Ok(true) };
         if lag.versions.newest() >= version {
-            return Ok(());
+            return Ok(true);
         }
         let begun = Instant::now();
-        let reached = lag.versions.wait(version, None, || self.gate.closed());
+        let over = lag.versions.wait_until(None, |newest| newest >= version || unless(), || self.gate.closed());
         self.counters.block_on_policy(begun.elapsed().as_nanos() as u64);
-        reached.map(drop).map_err(PolicyError::Closed)
+        over.map_err(PolicyError::Closed)?;
+        Ok(lag.versions.newest() >= version)
     }
 }

@@ -26,6 +26,7 @@ use crate::sync::{Padded, Patience};
 use lane::{History, Lanes, Written};
 use ndarray::IxDyn;
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +47,6 @@ use std::time::Duration;
 /// s.commit()?;
 /// # Ok(()) }
 /// ```
-#[derive(Debug)]
 pub struct Writer {
     gate: Arc<IntakeGate>,
     seat: Seat,
@@ -65,6 +65,22 @@ pub struct Writer {
     tick: u64,
     /// The version that the open step acts with, once `policy` was asked.
     version: Option<u64>,
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let way = match self.way {
+            Way::InPlace(_) => "in place",
+            Way::Lockstep(_) => "lockstep",
+            Way::Staged(_) => "staged",
+        };
+        f.debug_struct("Writer")
+            .field("lanes", &self.seat.lanes)
+            .field("steps", &self.tick)
+            .field("open", &(self.open.target != Target::Nowhere))
+            .field("way", &way)
+            .finish_non_exhaustive()
+    }
 }
 
 /// How steps reach the ring.
@@ -139,6 +155,9 @@ pub(crate) fn buffer_depth(layout: &Layout, lockstep: bool) -> usize {
 
 impl Writer {
     pub(crate) fn new(gate: Arc<IntakeGate>, seat: Seat, seed: u64) -> Result<Writer> {
+        if let Some(closed) = gate.lockstep_lane_gone() {
+            return Err(closed.into());
+        }
         let layout = gate.layout.clone();
         let lanes = seat.lanes.len();
         let depth = buffer_depth(&layout, gate.lockstep.is_some());

@@ -5,12 +5,13 @@
 //! holds no slot, and drop policies act on whole unrolls.
 
 use super::{CommitError, PolicyError, StepError, Way, Writer};
-use crate::intake::NoRoom;
+use crate::intake::{Begin, NoRoom};
 use crate::slots::{RowRecord, copy_lanes, zero_lanes};
 use crate::sync::Patience;
 use crate::weights::Weights;
 use crate::writer::lane::Flags;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// One or more lanes' unrolls that go out together.
 #[derive(Clone, Copy, Debug)]
@@ -48,18 +49,20 @@ impl Writer {
     ) -> Result<(u64, Arc<W>), PolicyError> {
         self.hand_over_due()?;
         if let Some(lag) = &self.gate.lag {
+            let begins = |lane: &usize| self.lanes.get(*lane).unroll_start == self.tick && !self.lanes.get(*lane).begun;
+            let rows = (0..self.lanes.len()).filter(begins).count();
+            let unfinished = (0..self.lanes.len()).filter(|&lane| self.lanes.get(lane).begun).count();
+            let begin = Begin { rows, unfinished, batch_rows: self.gate.layout.rows };
+            if rows > 0 && !lag.try_begin(begin) {
+                let since = Instant::now();
+                let begun = lag.begin(begin, || self.gate.closed());
+                self.counters.block_on_policy(since.elapsed().as_nanos() as u64);
+                begun?;
+            }
             let tick = self.tick;
-            let mut begins = 0;
             for lane in 0..self.lanes.len() {
                 let state = self.lanes.state(lane);
-                if state.unroll_start == tick && !state.begun {
-                    state.begun = true;
-                    begins += 1;
-                }
-            }
-            if begins > 0 {
-                let batch = lag.begin(begins, self.gate.layout.rows);
-                self.wait_for_version(lag.needed(batch))?;
+                state.begun |= state.unroll_start == tick;
             }
         }
         Ok(weights.latest())
@@ -239,18 +242,21 @@ impl Writer {
             self.zero_final(lane);
             self.lanes.finals[lane] = true;
         }
-        let place = &self.buffer.places[index];
-        let to = self.buffer.base().wrapping_add(place.at(lane, self.steps() + 1));
+        let (to, bytes) = (self.final_place(index, lane), self.buffer.places[index].bytes);
         // SAFETY: the final observations' place in this writer's own buffer; `values` has the leaf's length.
-        unsafe { copy_lanes((values.as_ptr().cast(), place.bytes), (to, place.bytes), place.bytes, 1) };
+        unsafe { copy_lanes((values.as_ptr().cast(), bytes), (to, bytes), bytes, 1) };
+    }
+
+    /// Where a lane's final observation lies.
+    pub(super) fn final_place(&self, index: usize, lane: usize) -> *mut u8 {
+        self.buffer.base().wrapping_add(self.buffer.places[index].at(lane, self.steps() + 1))
     }
 
     /// Zeroes the final observations of a lane.
     fn zero_final(&self, lane: usize) {
-        for place in &self.buffer.places {
-            let to = self.buffer.base().wrapping_add(place.at(lane, self.steps() + 1));
+        for (index, place) in self.buffer.places.iter().enumerate() {
             // SAFETY: the final observations' place in this writer's own buffer.
-            unsafe { zero_lanes((to, place.bytes), place.bytes, 1) };
+            unsafe { zero_lanes((self.final_place(index, lane), 0), place.bytes, 1) };
         }
     }
 }

@@ -4,7 +4,7 @@ use super::{Target, Way, Writer};
 use crate::element::{DType, Element};
 use crate::episodes::{End, Episode};
 use crate::error::{Closed, Error, ErrorKind};
-use crate::schema::Leaf;
+use crate::schema::{Leaf, LeafInfo};
 use crate::slots::{copy_lanes, zero_lanes};
 use crate::weights::Weights;
 use ndarray::{
@@ -89,6 +89,18 @@ pub enum PolicyError {
     Observation {
         /// The first observation leaf that was not written.
         leaf: String,
+    },
+    /// An observation that rejects them holds NaN or an infinity. It was not handed in; write it again.
+    #[error("leaf `{leaf}` of lane {lane} holds {value} at index {index}, and it rejects non-finite values")]
+    NonFinite {
+        /// The leaf.
+        leaf: String,
+        /// The lane, counted within the writer.
+        lane: usize,
+        /// The flat index within the lane's value.
+        index: usize,
+        /// The value, as text.
+        value: String,
     },
     /// The exact version that lockstep calls for is no longer kept.
     #[error(
@@ -285,8 +297,14 @@ impl StepMut<'_> {
             return Err(self.writer.length(index, lanes, values.len()));
         }
         let to = self.writer.place(index);
-        // SAFETY: `values` holds exactly the leaf's values, and `place` names the open step's own (invariant 2).
-        unsafe { copy_lanes((values.as_ptr().cast(), bytes), to, bytes, lanes) };
+        // SAFETY: `values` holds exactly the leaf's values, and `place` names the open step's own (invariant 2), aligned
+        // for `T`.
+        unsafe {
+            match values {
+                [value] => to.0.cast::<T>().write(*value), // a store instead of a call
+                _ => copy_lanes((values.as_ptr().cast(), bytes), to, bytes, lanes),
+            }
+        }
         self.writer.written.set(index);
         Ok(())
     }
@@ -346,6 +364,12 @@ impl StepMut<'_> {
     /// [`max_policy_lag`](crate::FeedBuilder::max_policy_lag), this waits until the unroll that begins here may begin.
     /// In lockstep the version is exactly `max(0, k − n)` for unroll k, at every step of it.
     ///
+    /// Rows that begin together, as lanes of one writer do, count as part of the batch that the first of them is in. A
+    /// writer does not wait for a batch that cannot be filled without the unrolls its other lanes are in the middle of
+    /// (as with `within_episode(true)`, where lanes drift apart): it goes on, and they run ahead by so much.
+    ///
+    /// Dropping the step afterwards does not take the observation back from the unroll that it completed.
+    ///
     /// # Errors
     /// See [`PolicyError`].
     pub fn policy<W: Send + Sync + 'static>(&mut self, weights: &Weights<W>) -> Result<(u64, Arc<W>), PolicyError> {
@@ -358,6 +382,10 @@ impl StepMut<'_> {
             let observations = writer.gate.layout.leaves.iter().enumerate().filter(|(_, leaf)| leaf.observation);
             if let Some((_, leaf)) = observations.into_iter().find(|(i, _)| writer.written.missing_lane(*i).is_some()) {
                 return Err(PolicyError::Observation { leaf: leaf.name.clone() });
+            }
+            // Handed in it is part of an unroll, whatever becomes of the step.
+            if let Some((leaf, lane, index, value)) = writer.find_rejected(|leaf| leaf.observation) {
+                return Err(PolicyError::NonFinite { leaf, lane, index, value });
             }
         }
         let (version, policy) = match writer.way {
@@ -386,7 +414,9 @@ impl StepMut<'_> {
     }
 
     /// Takes the step of `lane` out of the [`mask`](crate::Sample::mask): it is in the batch, but carries no transition,
-    /// like the step on which a next-step autoreset ignores the action.
+    /// like the step on which a next-step autoreset ignores the action. In front of an episode such a step is no part of
+    /// it: the next one is its first. Call it before [`policy`](StepMut::policy), which hands the observation in together
+    /// with its [`is_first`](crate::Sample::is_first).
     ///
     /// # Panics
     /// If the writer has no such lane.
@@ -405,8 +435,10 @@ impl StepMut<'_> {
         if let Some((leaf, lane)) = writer.written.missing() {
             return Err(CommitError::Unwritten { leaf: writer.leaf_name(leaf).to_owned(), lane });
         }
-        if !writer.lanes.reject.is_empty() {
-            writer.check_finite()?;
+        if !writer.lanes.reject.is_empty()
+            && let Some((leaf, lane, index, value)) = writer.find_rejected(|_| true)
+        {
+            return Err(CommitError::NonFinite { leaf, lane, index, value });
         }
         if writer.gate.lag.is_some() && writer.version.is_none() {
             return Err(CommitError::PolicyNotAsked);
@@ -473,9 +505,13 @@ impl FinalMut<'_> {
 }
 
 impl Writer {
+    /// The leaf's number, if it is of the feed's step. A clone of that step has the same schema and may have declared
+    /// other leaves later, so the element type is compared too: bytes are never taken for what they are not.
     #[inline]
-    fn own<T>(&self, leaf: Leaf<T>) -> Result<usize, PutError> {
-        if leaf.schema == self.gate.layout.schema { Ok(leaf.index as usize) } else { Err(PutError::Foreign) }
+    fn own<T: Element>(&self, leaf: Leaf<T>) -> Result<usize, PutError> {
+        let (layout, index) = (&self.gate.layout, leaf.index as usize);
+        let same = leaf.schema == layout.schema && layout.leaves.get(index).is_some_and(|own| own.dtype == T::DTYPE);
+        if same { Ok(index) } else { Err(PutError::Foreign) }
     }
 
     fn leaf_name(&self, index: usize) -> &str {
@@ -530,16 +566,22 @@ impl Writer {
         Ok(())
     }
 
-    fn check_finite(&self) -> Result<(), CommitError> {
+    /// The first value of the open step, final observations included, that its leaf rejects: leaf, lane, index, text.
+    /// Counted.
+    fn find_rejected(&self, wanted: impl Fn(&LeafInfo) -> bool) -> Option<(String, usize, usize, String)> {
         for &(index, find) in &self.lanes.reject {
             let leaf = &self.gate.layout.leaves[index];
+            if !wanted(leaf) {
+                continue;
+            }
             let (at, stride) = self.place(index);
             for lane in 0..self.lanes.len() {
-                let value = at.wrapping_add(lane * stride).cast_const();
-                // SAFETY: the leaf's place, of its type and number of elements, written in this step.
-                if let Some(found) = unsafe { find(value, leaf.elements()) } {
+                let last = (leaf.observation && self.lanes.finals[lane]).then(|| self.final_place(index, lane));
+                for value in std::iter::once(at.wrapping_add(lane * stride)).chain(last) {
+                    // SAFETY: the leaf's place, of its type and number of elements, written in this step.
+                    let Some(found) = (unsafe { find(value, leaf.elements()) }) else { continue };
                     self.counters.reject(1);
-                    let value = value.wrapping_add(found * leaf.dtype.size());
+                    let value = value.wrapping_add(found * leaf.dtype.size()).cast_const();
                     let text = match leaf.dtype {
                         // SAFETY: as above.
                         DType::F64 => format!("{}", unsafe { value.cast::<f64>().read() }),
@@ -547,11 +589,11 @@ impl Writer {
                         DType::F32 => format!("{}", unsafe { value.cast::<f32>().read() }),
                         _ => "NaN or an infinity".to_owned(),
                     };
-                    return Err(CommitError::NonFinite { leaf: leaf.name.clone(), lane, index: found, value: text });
+                    return Some((leaf.name.clone(), lane, found, text));
                 }
             }
         }
-        Ok(())
+        None
     }
 
     /// Counts the committed step in every lane's episode. The open step's values must still be in place.

@@ -182,7 +182,7 @@ pub fn write_rest(step: &mut StepMut<'_>, leaves: &Leaves, ids: &[u64], way: u64
     let actions: Vec<i64> = ids.iter().map(|&id| action_of(id)).collect();
     let logits: Vec<f32> = ids.iter().flat_map(|&id| logits_of(id)).collect();
     let rewards: Vec<f32> = ids.iter().map(|&id| reward_of(id)).collect();
-    if way % 2 == 0 {
+    if way.is_multiple_of(2) {
         step.put(leaves.action, &actions).unwrap();
         step.put(leaves.logits, &logits).unwrap();
         step.put(leaves.reward, &rewards).unwrap();

@@ -300,8 +300,8 @@ impl Fake {
     }
 
     /// An error that stays, as 700 does: from the `nth` call of any function on (1 = the next) every call answers
-    /// `code` but those that need no context (push, pop, versions, …), and nothing that is queued runs any more. A
-    /// device reset ends it.
+    /// `code` but those that need no context (push, pop, versions, …), and nothing that is queued runs any more. No
+    /// reset ends it, as on a real GPU; [`clear_faults`](Self::clear_faults) does.
     pub fn poison(&self, nth: u64, code: i32) {
         let f: extern "C" fn(u64, i32) = self.get("fake_poison");
         f(nth, code)
@@ -570,6 +570,13 @@ impl Fake {
             901 => false,
             code => panic!("the capture of {stream:#x} cannot be ended: {code}"),
         }
+    }
+
+    /// Undoes that.
+    pub fn foreign_unregister(&self, start: *mut u8) -> i32 {
+        let f: unsafe extern "C" fn(*mut u8) -> i32 = self.get("cudaHostUnregister");
+        // SAFETY: the fake looks the address up.
+        unsafe { f(start) }
     }
 
     /// `cudaDeviceReset`, as some other owner in the process would call it.

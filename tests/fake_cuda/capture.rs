@@ -95,24 +95,25 @@ impl State {
             (None, Some(other)) => match self.captures.get(&other) {
                 Some(capture) if capture.lost => Err(901),
                 Some(_) => {
-                    // It joins.
+                    // The stream joins the capture.
                     if let Some(stream) = self.streams.get_mut(&key) {
                         stream.capture = Some(other);
                     }
                     Ok(true)
                 }
-                None => Err(907),
+                None => Err(1),
             },
         }
     }
 
-    /// A query of an event that was last recorded in a capture: 907, and the capture is lost.
+    /// A query of an event that was last recorded in a capture: 907, and the capture is lost; 1 once it has ended.
     pub fn not_captured(&mut self, capture: Option<u64>) -> Answer {
-        match capture {
-            Some(id) => {
-                self.lose(id);
+        match capture.map(|id| self.captures.get_mut(&id)) {
+            Some(Some(capture)) => {
+                capture.lost = true;
                 Err(907)
             }
+            Some(None) => Err(1),
             None => Ok(()),
         }
     }

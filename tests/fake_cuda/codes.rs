@@ -118,6 +118,8 @@ pub fn needs_context(function: &str) -> bool {
             | "cuDeviceGet"
             | "cuDeviceGetCount"
             | "cuDeviceGetName"
+            | "cuDevicePrimaryCtxRelease_v2"
+            | "cuDevicePrimaryCtxReset_v2"
             | "cuCtxGetCurrent"
             | "cuCtxPushCurrent_v2"
             | "cuCtxPopCurrent_v2"

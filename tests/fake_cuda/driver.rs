@@ -68,6 +68,15 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(device: i32) -> i32 {
 }
 
 #[no_mangle]
+pub unsafe extern "C" fn cuDevicePrimaryCtxReset_v2(device: i32) -> i32 {
+    call(c"cuDevicePrimaryCtxReset_v2", args![device], |s| {
+        s.device(device)?;
+        s.destroy_context(device);
+        Ok(())
+    })
+}
+
+#[no_mangle]
 pub unsafe extern "C" fn cuCtxGetCurrent(out: *mut usize) -> i32 {
     call(c"cuCtxGetCurrent", args![out], |_| write(out, contexts::current().unwrap_or(0)))
 }
@@ -246,8 +255,8 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: usize, graph: *mut usize) ->
         s.in_context()?;
         let ended = s.end_capture(stream);
         let made = if ended.is_ok() { s.handle() } else { 0 };
-        write(graph, made)?;
-        ended
+        let written = write(graph, made);
+        ended.and(written)
     })
 }
 

@@ -236,13 +236,13 @@ impl State {
         wait.map_or(Ok(()), |key| self.settle(key))
     }
 
-    /// Whether a host range is page-locked; 1 for one that leaves a registration half-way.
+    /// Whether a host range is page-locked; 1 for one that leaves a registration half-way. One that only enters a
+    /// registration is pageable.
     fn locked(&self, host: usize, n: usize) -> Result<bool, i32> {
         let end = host.checked_add(n).ok_or(1)?;
         match self.memory.registration(host) {
             Some((start, r)) if end > start + r.bytes => Err(1),
             Some(_) => Ok(true),
-            None if self.memory.registrations.range(host..end).next().is_some() => Err(1),
             None => Ok(false),
         }
     }

@@ -51,7 +51,6 @@ pub unsafe extern "C" fn cudaDeviceSynchronize() -> i32 {
 #[no_mangle]
 pub unsafe extern "C" fn cudaDeviceReset() -> i32 {
     call(c"cudaDeviceReset", args![], |s| {
-        s.poison = None;
         let device = contexts::selected();
         s.device(device)?;
         s.destroy_context(device);
@@ -213,8 +212,8 @@ pub unsafe extern "C" fn cudaStreamEndCapture(stream: usize, graph: *mut usize) 
         s.in_runtime()?;
         let ended = s.end_capture(stream);
         let made = if ended.is_ok() { s.handle() } else { 0 };
-        write(graph, made)?;
-        ended
+        let written = write(graph, made);
+        ended.and(written)
     })
 }
 

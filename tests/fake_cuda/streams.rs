@@ -181,6 +181,9 @@ impl State {
         let event = self.event(handle)?;
         let (turn, of_event) = (event.recorded, event.capture);
         let captured = self.enters(key)?;
+        if turn == 0 && of_event.is_none() {
+            return Ok(()); // never recorded: nothing to wait for, nor to capture
+        }
         if self.waits_in_capture(key, captured, of_event)? {
             return Ok(());
         }
@@ -189,9 +192,9 @@ impl State {
     }
 
     pub fn query_event(&mut self, handle: usize) -> Answer {
-        self.unsafe_while_capturing()?;
         let capture = self.event(handle)?.capture;
         self.not_captured(capture)?;
+        self.unsafe_while_capturing()?;
         self.run_due();
         let event = self.event(handle)?;
         if event.done >= event.recorded {
@@ -214,10 +217,10 @@ impl State {
     }
 
     pub fn synchronize_event(&mut self, handle: usize) -> Answer {
-        self.unsafe_while_capturing()?;
         let event = self.event(handle)?;
         let (stream, turn, capture) = (event.stream, event.recorded, event.capture);
         self.not_captured(capture)?;
+        self.unsafe_while_capturing()?;
         if self.is_done(handle, turn) {
             return Ok(());
         }

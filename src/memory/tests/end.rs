@@ -55,20 +55,18 @@ alone! {
     fn registrations_that_are_gone_already_are_one_warning_and_the_memory_goes_too() {
         count_warnings();
         let before = baseline();
-        for code in [713] {
-            let ring = pin(3, 1).unwrap();
-            fake::with(|state| {
-                state.fail_unregister = Some(code);
-                state.live.clear(); // the device was reset
-            });
-            drop(ring);
-            assert_eq!(warnings(), 1, "code {code}");
-            assert_nothing_is_left(&before);
-            // The process goes on and can pin again.
-            fake::with(|state| state.fail_unregister = None);
-            drop(pin(3, 1).unwrap());
-            assert_nothing_is_left(&before);
-        }
+        let ring = pin(3, 1).unwrap();
+        fake::with(|state| {
+            state.fail_unregister = Some(713);
+            state.live.clear(); // the device was reset
+        });
+        drop(ring);
+        assert_eq!(warnings(), 1);
+        assert_nothing_is_left(&before);
+        // The process goes on and can pin again.
+        fake::with(|state| state.fail_unregister = None);
+        drop(pin(3, 1).unwrap());
+        assert_nothing_is_left(&before);
     }
 }
 
