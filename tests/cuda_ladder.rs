@@ -72,7 +72,8 @@ fn a_cuda_12_wheel_is_found() {
     );
     assert!(report.to_string().contains("runtime 13.0, driver 13.0"), "{report}");
     let fake = Fake::open(report.library());
-    assert_eq!(fake.functions(), ["cudaFree", "cudaRuntimeGetVersion", "cudaDriverGetVersion"]);
+    const MODE: &str = "cudaThreadExchangeStreamCaptureMode";
+    assert_eq!(fake.functions(), [MODE, "cudaFree", MODE, "cudaRuntimeGetVersion", "cudaDriverGetVersion"]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ mod feeding;
 #[path = "common/life.rs"]
 mod life;
 
-use feeding::{Bytes, DEADLINE, LEGACY, assert_bytes, assert_devices_are_clean, fake, learner_on, until};
+use feeding::{Bytes, DEADLINE, LEGACY, assert_bytes, assert_devices_are_clean, fake, learner_on, search, until};
 use life::alone;
 use pinring::*;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -117,15 +117,15 @@ alone! {
             fake.user_stream(1)
         });
         fake.set_device(0);
-        // CUDA is found before, and the mode of this thread is the usual one throughout.
-        drop(bytes.builder(&fake).start().unwrap());
         let memory = fake.user_memory(Bytes::LEN);
         let (done, mut whole, mut lost) = (AtomicBool::new(false), 0, 0);
         std::thread::scope(|scope| {
             let feeding = scope.spawn(|| {
                 for round in 0..6 {
                     let pinning = if round % 3 == 2 { Pinning::Off } else { Pinning::Required };
-                    let feed = bytes.builder(&fake).device(1).pinning(pinning).downloads(Bytes::LEN).start().unwrap();
+                    // Another search each time, so that CUDA is initialised each time.
+                    let search = search(&fake).wheel_root(format!("/no/such/folder/{round}"));
+                    let feed = bytes.builder_on(search).device(1).pinning(pinning).downloads(Bytes::LEN).start().unwrap();
                     let streams = [0, 1].map(|device| {
                         fake.set_device(device);
                         (device, fake.user_stream(1))
@@ -133,9 +133,10 @@ alone! {
                     let learners = streams.map(|(device, stream)| learner_on(&feed, device, stream).unwrap());
                     let (host, copier) = (feed.learner().unwrap(), feed.copier(0).unwrap());
                     let writing = bytes.write_on(feed.writer(1).unwrap(), 0..100);
+                    let outlive = std::sync::Mutex::new(Vec::new());
                     std::thread::scope(|scope| {
                         for learner in learners {
-                            let bytes = &bytes;
+                            let (bytes, outlive) = (&bytes, &outlive);
                             scope.spawn(move || {
                                 let mut last = None;
                                 while let Ok(batch) = learner.next_batch() {
@@ -146,6 +147,7 @@ alone! {
                                     last = Some(batch);
                                 }
                                 last.iter().for_each(|batch| batch.synchronize().unwrap());
+                                outlive.lock().unwrap().push(last);
                             });
                         }
                         fake.set_device(0);
@@ -160,6 +162,8 @@ alone! {
                     writing.join().unwrap().unwrap();
                     let report = feed.stop(DEADLINE).unwrap();
                     assert_eq!((report.fault.is_some(), report.quarantined_slots), (false, 0), "{report}");
+                    drop((host, copier, feed));
+                    drop(outlive); // the last of all, with the device's memory, on this thread
                 }
                 done.store(true, Ordering::Relaxed);
             });
@@ -204,7 +208,7 @@ alone! {
             "cuEventQuery",
             "cuEventSynchronize",
             "cuStreamSynchronize",
-            "cuDevicePrimaryCtxRetain",
+            "cudaFree",
         ];
         let me = fake.thread();
         let mut relaxed = std::collections::HashMap::<u64, i32>::new();

@@ -184,7 +184,9 @@ fn no_capture_is_lost() {
         let (bytes, search, done) = (&bytes, &search, &done);
         let feeding = scope.spawn(move || {
             for stream in streams {
-                let feed = bytes.builder_on(search.clone()).downloads(Bytes::LEN).start().unwrap();
+                // Another search each time, so that CUDA is initialised each time.
+                let search = search.clone().wheel_root(format!("/no/such/folder/{stream}"));
+                let feed = bytes.builder_on(search).downloads(Bytes::LEN).start().unwrap();
                 let learner = learner_on(&feed, 0, stream).unwrap();
                 let copier = feed.copier(0).unwrap();
                 let host = feed.learner().unwrap();

@@ -121,7 +121,7 @@ impl PinTable {
     }
 
     /// Runs `calls` with the calling thread in relaxed capture mode and puts its mode back: while some other thread
-    /// captures a graph in global mode, to page-lock memory would spoil its capture. Where the mode cannot be changed
+    /// captures a graph in global mode, to initialise CUDA or to page-lock memory would spoil its capture. Where the mode cannot be changed
     /// the calls are made all the same, and their own answers tell.
     pub(super) fn relaxed<R>(&self, calls: impl FnOnce() -> R) -> R {
         let mut mode = RELAXED;

@@ -97,6 +97,7 @@ pub unsafe extern "C" fn cudaFree(pointer: *mut c_void) -> i32 {
     let mut waited = false;
     call(c"cudaFree", args![pointer], |s| {
         s.in_runtime()?;
+        s.unsafe_while_capturing()?; // also of nothing, as seen on hardware
         if pointer.is_null() {
             return Ok(());
         }
