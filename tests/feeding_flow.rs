@@ -289,8 +289,8 @@ alone! {
         let (fake, bytes) = (fake("all-held", 1), Bytes::new());
         fake.auto_run(true);
         let feed = bytes.builder(&fake).start().unwrap();
-        for stream in [fake.user_stream(1)] {
-            let learner = learner_on(&feed, 0, stream).unwrap();
+        {
+            let learner = learner_on(&feed, 0, fake.user_stream(1)).unwrap();
             let mut writer = feed.writer(1).unwrap();
             let none = learner.try_next().unwrap();
             assert!(none.is_none(), "nothing was written");
@@ -372,11 +372,9 @@ alone! {
         all(Some(1));
         fake.set_device(0);
         all(Some(0));
-        let all = std::sync::Mutex::new(all);
         std::thread::scope(|scope| {
-            scope.spawn(|| all.lock().unwrap()(None));
+            scope.spawn(|| all(None));
         });
-        drop(all);
         let host = feed.learner().unwrap();
         drop(learner);
         assert_eq!(fake.current_device(), Some(0));
