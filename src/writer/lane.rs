@@ -54,6 +54,7 @@ pub(super) struct LaneState {
 }
 
 impl Lanes {
+    #[allow(clippy::bind_instead_of_map, clippy::unnecessary_filter_map)] // with the feature `half` no type is absent
     pub(super) fn new(layout: &Layout, lanes: usize) -> Lanes {
         let reward = layout.reward.and_then(|leaf| {
             let read = with_element!(layout.leaves[leaf].dtype, T => read_f64::<T> as Read, absent => return None);
