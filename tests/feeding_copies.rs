@@ -40,6 +40,7 @@ impl Rig {
         self.memory + index * Bytes::LEN as u64
     }
 
+    #[allow(clippy::result_large_err)] // the batch comes back by value
     fn copy(&self, batch: Batch, index: u64) -> Result<CopyTicket, CopyError> {
         // SAFETY: the rig's memory and stream.
         unsafe { self.copier.copy_to_device(batch, self.place(index), self.stream as *mut _) }
