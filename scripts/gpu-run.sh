@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Runs, on a GPU host, what scripts/package-gpu.sh packed: the tests, the GPU tests, the pinning example and the benches.
-# Needs no Rust and no network, only this folder. One log goes to the terminal and to gpu.log (or $LOG).
+# Needs no Rust and no network, only this folder, and xz or python3. One log goes to the terminal and to gpu.log (or $LOG).
 #
 #   bash run.sh                     everything, benches in short
 #   bash run.sh tests gpu           only these parts; parts are: host tests gpu examples pin ingest unroll handoff
+#                                   h2d dispatch_stall
 #
 #   GIB=8          GiB of the ring in the GPU tests and the pin bench
-#   BENCH="…"      arguments of ingest, unroll and handoff; "--quick" if unset, "" for all of it
+#   BENCH="…"      arguments of the benches but pin; "--quick" if unset, "" for all of it
 #   RUNTIMES=a:b   CUDA runtimes to test beside the one that the search finds; if unset, those that lie in the usual places
 #   LIMIT=300      seconds for each program
 #
@@ -16,14 +17,18 @@ here=$(cd "$(dirname "$0")" && pwd)
 log=${LOG:-$here/gpu.log}
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
-tar -C "$place" -xzf "$here/programs.tar.gz" || exit 2
+if command -v xz >/dev/null; then
+    tar -C "$place" -xJf "$here/programs.tar.xz" || exit 2
+else
+    python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$here/programs.tar.xz" "$place" || exit 2
+fi
 
 gib=${GIB:-8}
 bench=${BENCH---quick}
 limit=${LIMIT:-300}
 export PINRING_FAKE_CUDA=$place/fake_cuda.so PINRING_GPU_BYTES=$((gib << 30))
 parts=("$@")
-[[ ${#parts[@]} -gt 0 ]] || parts=(host tests gpu examples pin ingest unroll handoff)
+[[ ${#parts[@]} -gt 0 ]] || parts=(host tests gpu examples pin ingest unroll handoff h2d dispatch_stall)
 results=()
 
 # run NAME COMMAND…: one program, its output, its result.
@@ -70,19 +75,23 @@ host() {
 tests() {
     local test
     for test in tests/*; do
-        [[ $test == tests/gpu ]] || run "$test" "./$test" --test-threads "${THREADS:-4}"
+        [[ $test == tests/gpu* ]] || run "$test" "./$test" --test-threads "${THREADS:-4}"
     done
 }
 
 gpu() {
     export PINRING_GPU_RUNTIMES=${RUNTIMES-$(usual_runtimes)} PINRING_GPU_REQUIRED=1
     printf '\nruntimes: %s\n' "${PINRING_GPU_RUNTIMES:-none}"
-    run tests/gpu ./tests/gpu --nocapture --test-threads 1
+    local test
+    for test in tests/gpu*; do
+        run "$test" "./$test" --nocapture --test-threads 1
+    done
 }
 
 examples() {
     run examples/03_when_pinning_fails ./examples/03_when_pinning_fails
     run examples/04_where_time_goes ./examples/04_where_time_goes
+    run examples/06_on_a_gpu ./examples/06_on_a_gpu
 }
 
 bench() {
@@ -103,7 +112,7 @@ all() {
     for part in "${parts[@]}"; do
         case $part in
             host | tests | gpu | examples) "$part" ;;
-            pin | ingest | unroll | handoff) bench "$part" ;;
+            pin | ingest | unroll | handoff | h2d | dispatch_stall) bench "$part" ;;
             *) echo "no part is called $part"; failed=1 ;;
         esac
     done

@@ -38,6 +38,17 @@ use std::time::Instant;
 /// assert_eq!(batch.lanes().collect::<Vec<_>>(), [0, 1]);
 /// # Ok(()) }
 /// ```
+///
+/// A view does not outlive its batch, since its slot may be written again; `share` is for that:
+///
+/// ```compile_fail,E0505
+/// # use pinring::*;
+/// # fn read(batch: Batch, column: Column<f32>) -> f32 {
+/// let rewards = batch.slice(column);
+/// drop(batch); // `batch` is borrowed by `rewards`
+/// rewards[0]
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Batch {
     rows: usize,
@@ -112,6 +123,7 @@ impl Batch {
     ///
     /// # Panics
     /// If the column belongs to another sample.
+    #[track_caller]
     pub fn view<T: Element>(&self, column: Column<T>) -> ArrayViewD<'_, T> {
         let shape = self.layout().shape(self.own(column), self.rows);
         ArrayView::from_shape(IxDyn(&shape), self.slice(column)).expect("the slice has exactly the shape's elements")
@@ -121,6 +133,7 @@ impl Batch {
     ///
     /// # Panics
     /// If the column belongs to another sample.
+    #[track_caller]
     pub fn slice<T: Element>(&self, column: Column<T>) -> &[T] {
         let bytes = self.bytes(self.own(column));
         // SAFETY: columns are aligned for their element type and hold valid elements of it (the ring starts zeroed, and
@@ -132,6 +145,7 @@ impl Batch {
     ///
     /// # Panics
     /// If the range reaches beyond the batch.
+    #[track_caller]
     pub fn minibatch(&self, range: Range<usize>) -> BatchView<'_> {
         assert!(
             range.start <= range.end && range.end <= self.rows,
@@ -151,6 +165,7 @@ impl Batch {
     ///
     /// # Panics
     /// If the column belongs to another sample.
+    #[track_caller]
     pub fn byte_offset<T: Element>(&self, column: Column<T>) -> usize {
         self.layout().columns[self.own(column)].offset
     }
@@ -182,6 +197,7 @@ impl Batch {
         counters.held.fetch_sub(1, Ordering::Relaxed);
     }
 
+    #[track_caller]
     fn own<T: Element>(&self, column: Column<T>) -> usize {
         self.layout().own(column)
     }
@@ -232,6 +248,7 @@ impl<'b> BatchView<'b> {
     ///
     /// # Panics
     /// If the column belongs to another sample.
+    #[track_caller]
     pub fn view<T: Element>(&self, column: Column<T>) -> ArrayViewD<'b, T> {
         let mut view = self.batch.view(column);
         let layout = self.batch.layout();
@@ -244,6 +261,7 @@ impl<'b> BatchView<'b> {
     ///
     /// # Panics
     /// If the column belongs to another sample.
+    #[track_caller]
     pub fn slice<T: Element>(&self, column: Column<T>) -> Option<&'b [T]> {
         self.view(column).to_slice()
     }
@@ -267,6 +285,7 @@ impl SharedBatch {
     ///
     /// # Panics
     /// If the column belongs to another sample.
+    #[track_caller]
     pub fn column<T: Element>(&self, column: Column<T>) -> (ColumnBytes, Vec<usize>) {
         let index = self.0.own(column);
         let shape = self.0.layout().shape(index, self.0.rows);

@@ -160,6 +160,7 @@ impl Layout {
     ///
     /// # Panics
     /// If it is a column of another sample: the documented panic of every view.
+    #[track_caller]
     pub(crate) fn own<T: Element>(&self, column: Column<T>) -> usize {
         let index = column.index as usize;
         assert!(

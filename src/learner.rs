@@ -19,12 +19,51 @@ use std::time::{Duration, Instant};
 /// While the learner holds every batch, none can come: this long it may, since a framework's queue gives back late.
 pub(crate) const ALL_HELD_PATIENCE: Duration = Duration::from_secs(1);
 
+/// How many batches a learner holds of how many, and how many it has ever taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeldCounts {
+    pub(crate) held: usize,
+    pub(crate) buffers: usize,
+    pub(crate) taken: u64,
+}
+
+/// Since when the learner holds every batch, as one wait has seen it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HeldWatch {
+    /// How many batches it had taken by then, so that one taken since shows.
+    since: Option<(u64, Instant)>,
+}
+
+impl HeldWatch {
+    /// Looks again: the error, if the same batches have all been held for `patience`.
+    fn look(&mut self, HeldCounts { held, buffers, taken }: HeldCounts, patience: Duration) -> Option<NextError> {
+        if held < buffers {
+            self.since = None;
+            return None;
+        }
+        let since = match self.since {
+            Some((before, since)) if before == taken => since,
+            _ => self.since.insert((taken, Instant::now())).1,
+        };
+        (since.elapsed() >= patience).then_some(NextError::AllHeld { held, buffers })
+    }
+
+    /// How long to wait before the next look.
+    fn left(&self) -> Duration {
+        self.since.map_or(ALL_HELD_PATIENCE, |(_, since)| ALL_HELD_PATIENCE.saturating_sub(since.elapsed()))
+    }
+}
+
 /// Why there is no batch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NextError {
-    /// Every writer is gone, and every batch was taken.
-    #[error("the feed ended: every writer is gone and every batch was taken")]
+    /// Every writer is gone (in lockstep: one of them, so that no batch can be complete), and every batch was taken.
+    /// That a writer was dropped by an error or a panic of its thread is known there alone: join the threads. In
+    /// lockstep [`Feed::closed`](crate::Feed::closed) names the lanes.
+    #[error(
+        "the feed ended: no further batch can come, and every batch was taken; the writers' threads know why they left"
+    )]
     Ended,
     /// The learner holds every batch, so none can be filled.
     #[error(
@@ -183,7 +222,7 @@ impl Learner {
     /// # Errors
     /// As [`next_batch`](Learner::next_batch).
     pub fn next_async(&self) -> NextBatch<'_> {
-        NextBatch { learner: self, waker: None, begun: None }
+        NextBatch { learner: self, waker: None, begun: None, held: HeldWatch::default() }
     }
 
     /// Batches until the source ends. An error is the last item.
@@ -196,37 +235,53 @@ impl Learner {
     /// error.
     ///
     /// # Errors
-    /// As [`next_batch`](Learner::next_batch), for the first feed that fails.
+    /// As [`next_batch`](Learner::next_batch), for the first feed that fails. [`NextError::AllHeld`] only when no feed can
+    /// go on: after a second, or at the timeout if that is shorter.
     pub fn select(learners: &[&Learner], timeout: Duration) -> Result<Option<(usize, Batch)>, NextError> {
         let patience = Patience::timeout(timeout);
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let mut watches = vec![HeldWatch::default(); learners.len()];
         if learners.iter().any(|learner| learner.gate.is_inherited()) {
             return Err(NextError::Closed(Closed::UsedAfterFork));
         }
         loop {
+            // A feed that was stopped or failed is an error at once, whatever the others have.
+            if let Some(over) = learners.iter().find(|learner| learner.gate.over().is_some()) {
+                match over.take(Patience::None) {
+                    Err(NextError::Ended) | Ok(_) => {}
+                    Err(error) => return Err(error),
+                }
+            }
             let waiting = |(index, learner): (usize, &&Learner)| {
                 learner.gate.batches.peek(|sealed: &Sealed| sealed.sealed).map(|since| (since, index))
             };
             if let Some((_, index)) = learners.iter().enumerate().filter_map(waiting).min()
-                && let Some(batch) = learners[index].try_next()?
+                // If somebody else was quicker, the look at all of them below says what is left.
+                && let Ok(Some(batch)) = learners[index].try_next()
             {
                 return Ok(Some((index, batch)));
             }
-            let mut ended = 0;
-            for (index, learner) in learners.iter().enumerate() {
+            let left = patience.left().unwrap_or(ALL_HELD_PATIENCE);
+            let long = if left.is_zero() { Duration::ZERO } else { ALL_HELD_PATIENCE };
+            let (mut ended, mut held) = (0, Vec::new());
+            for (index, (learner, watch)) in learners.iter().zip(&mut watches).enumerate() {
                 match learner.take(Patience::None) {
                     Ok(Some(batch)) => return Ok(Some((index, batch))),
                     Ok(None) => {}
                     Err(NextError::Ended) => ended += 1,
-                    // Held by this thread or by a framework's queue: others may go on.
-                    Err(NextError::AllHeld { .. }) if learners.len() > 1 => {}
+                    Err(NextError::AllHeld { .. }) => held.extend(watch.look(learner.counts(), long)),
                     Err(error) => return Err(error),
                 }
             }
             if ended == learners.len() {
                 return Err(NextError::Ended);
             }
-            let left = patience.left().unwrap_or(ALL_HELD_PATIENCE);
+            // While one feed can go on, it does not matter that others cannot.
+            if ended + held.len() == learners.len()
+                && let Some(error) = held.into_iter().next()
+            {
+                return Err(error);
+            }
             if left.is_zero() {
                 return Ok(None);
             }
@@ -249,13 +304,15 @@ impl Learner {
         if self.gate.is_inherited() {
             return Err(NextError::Closed(Closed::UsedAfterFork));
         }
-        let taken = self.taker.take(&self.gate.batches, patience, || self.all_held(), |time| self.blocked(time))?;
+        let (counts, blocked) = (|| self.counts(), |time| self.blocked(time));
+        let taken = self.taker.take(&self.gate.batches, patience, ALL_HELD_PATIENCE, counts, blocked)?;
         Ok(taken.map(Batch::new))
     }
 
-    fn all_held(&self) -> Option<NextError> {
-        let (held, buffers) = (self.gate.counters.held.load(Ordering::Relaxed), self.gate.buffers);
-        (held >= buffers).then_some(NextError::AllHeld { held, buffers })
+    fn counts(&self) -> HeldCounts {
+        let counters = &self.gate.counters;
+        let (held, taken) = (counters.held.load(Ordering::Relaxed), counters.taken.load(Ordering::Relaxed));
+        HeldCounts { held, buffers: self.gate.buffers, taken }
     }
 
     fn blocked(&self, time: Duration) {
@@ -278,20 +335,22 @@ pub(crate) struct Taker {
 }
 
 impl Taker {
-    /// Takes a token; `all_held` says whether none can come because the caller holds them all, which is an error at
-    /// once for a `try_`, and after a second otherwise.
+    /// Takes a token. That none can come, because the caller holds what `counts` says, is an error at once for a `try_`,
+    /// at the end of a timeout, and otherwise after a second. `counts` is asked at least every `look`.
     pub(crate) fn take<T>(
         &self,
         gate: &Gate<T>,
         patience: Patience,
-        all_held: impl Fn() -> Option<NextError>,
+        look: Duration,
+        counts: impl Fn() -> HeldCounts,
         blocked: impl Fn(Duration),
     ) -> Result<Option<T>, NextError> {
         if let Some(token) = gate.take(Patience::None, &mut Spin::default())? {
             return Ok(Some(token));
         }
+        let mut watch = HeldWatch::default();
         if matches!(patience, Patience::None) {
-            return all_held().map_or(Ok(None), Err);
+            return watch.look(counts(), Duration::ZERO).map_or(Ok(None), Err);
         }
         let begun = Instant::now();
         let mut fresh = Spin::default();
@@ -301,17 +360,21 @@ impl Taker {
             Err(TryLockError::WouldBlock) => None,
         };
         let spin = kept.as_deref_mut().unwrap_or(&mut fresh);
+        let _ = watch.look(counts(), ALL_HELD_PATIENCE);
         loop {
-            let slice = patience.left().map_or(ALL_HELD_PATIENCE, |left| left.min(ALL_HELD_PATIENCE));
+            let slice = patience.left().map_or(look, |left| left.min(look)).min(watch.left());
             let taken = gate.take(Patience::timeout(slice), spin);
             let over = patience.left().is_some_and(|left| left.is_zero());
             let result = match taken {
                 Ok(Some(token)) => Ok(Some(token)),
-                Ok(None) => match all_held() {
-                    Some(error) => Err(error),
-                    None if over => Ok(None),
-                    None => continue,
-                },
+                Ok(None) => {
+                    let long = if over { Duration::ZERO } else { ALL_HELD_PATIENCE };
+                    match watch.look(counts(), long) {
+                        Some(error) => Err(error),
+                        None if over => Ok(None),
+                        None => continue,
+                    }
+                }
                 Err(closed) => Err(closed.into()),
             };
             blocked(begun.elapsed());
@@ -372,9 +435,15 @@ pub struct NextBatch<'l> {
     learner: &'l Learner,
     waker: Option<u64>,
     begun: Option<Instant>,
+    held: HeldWatch,
 }
 
 impl NextBatch<'_> {
+    fn look(&mut self) -> Option<NextError> {
+        let counts = self.learner.counts();
+        self.held.look(counts, ALL_HELD_PATIENCE)
+    }
+
     fn forget(&mut self) {
         if let Some(id) = self.waker.take()
             && !self.learner.gate.is_inherited()
@@ -398,8 +467,7 @@ impl Future for NextBatch<'_> {
             let ready = match gate.batches.take(Patience::None, &mut Spin::default()) {
                 Ok(Some(sealed)) => Some(Ok(Batch::new(sealed))),
                 // While every batch is held nothing wakes this task but the ingest actor's watch, once a second.
-                Ok(None) if begun.elapsed() >= ALL_HELD_PATIENCE => self.learner.all_held().map(Err),
-                Ok(None) => None,
+                Ok(None) => self.look().map(Err),
                 Err(closed) => Some(Err(closed.into())),
             };
             if let Some(ready) = ready {

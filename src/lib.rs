@@ -51,6 +51,7 @@
 //! | start, watch, stop | [`Feed::builder`], [`FeedBuilder`], [`Feed::metrics`], [`Feed::stop`] |
 //! | write | [`Intake`], [`Writer`], [`StepMut`] |
 //! | learn | [`Learner`], [`Batch`], [`Weights`] |
+//! | learn on a GPU | [`FeedBuilder::device`], [`Feed::learner_on`], [`DeviceLearner`], [`DeviceBatch`], [`DeviceCopier`] |
 //! | understand a failure | [`Error`], [`ErrorKind`], [`Closed`] |
 //!
 //! # The modules
@@ -59,14 +60,16 @@
 //!
 //! ```text
 //! element ─► schema ─► sample ─► layout        what a step and a batch are; no memory is touched
-//! sync, error ─► weights, episodes, metrics    what every wait, end and counter shares
+//! sync, metrics, episodes, error ─► weights    what every wait, count and end shares
 //! cuda ─► memory                               CUDA found at run time; the ring and its page-locking
-//! gate, slots ─► intake                        slots, claims and leases: who may touch which bytes
+//! slots, gate ─► intake                        slots, claims and leases: who may touch which bytes
 //! writer    batch ─► learner                   the two ends that users hold
+//! feeding                                      batches on their way to devices
 //! actors ─► feed                               the threads, the start and the stop
 //! ```
 //!
-//! The pages in `docs/` of the repository say more: architecture, safety, writing, errors, memory, and how CUDA is found.
+//! The pages in `docs/` of the repository say more: architecture, safety, writing, feeding a GPU, errors, memory, and how
+//! CUDA is found.
 
 /// The examples of the pages, compiled and run.
 #[cfg(doctest)]
@@ -77,6 +80,8 @@ mod pages {
     struct Writing;
     #[doc = include_str!("../docs/cuda-loading.md")]
     struct CudaLoading;
+    #[doc = include_str!("../docs/feeding.md")]
+    struct Feeding;
 }
 
 // The order of these lines is the order of dependence: a module uses only modules above it. `tests/layering.rs` checks
@@ -107,6 +112,9 @@ mod learner;
 mod feeding;
 mod actors;
 mod feed;
+
+/// The crate of the views' types: its version is part of this crate's interface.
+pub use ndarray;
 
 pub use batch::{Batch, BatchView, ColumnBytes, SharedBatch};
 pub use cuda::types::{Candidate, CudaError, CudaFindError, CudaSearch, Outcome, Rung};

@@ -155,7 +155,8 @@ impl Sample {
         self
     }
 
-    /// The column of every value of `leaf`: see the table above for its shape.
+    /// The handle on the column of `leaf`: see the table above for its shape. Every leaf is a column, whether its handle
+    /// is asked for or not; the derived columns below are added when they are asked for.
     pub fn all<T: Element>(&mut self, leaf: Leaf<T>) -> Column<T> {
         if leaf.schema != self.step.schema {
             self.step.keep(SchemaError::Foreign { verb: "all" });

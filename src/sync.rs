@@ -31,14 +31,6 @@ impl Patience {
         Instant::now().checked_add(timeout).map_or(Patience::Forever, Patience::Until)
     }
 
-    /// The same, but no longer than this from now.
-    pub(crate) fn at_most(self, time: Duration) -> Patience {
-        match self.left() {
-            Some(left) if left <= time => self,
-            _ => Patience::timeout(time),
-        }
-    }
-
     /// The time left: `None` is without end.
     pub(crate) fn left(self) -> Option<Duration> {
         match self {

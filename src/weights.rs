@@ -50,10 +50,9 @@ impl<W: Send + Sync + 'static> Weights<W> {
         Weights::with_version(weights, 0)
     }
 
-    /// Weights of a given version, as after a checkpoint. Lag is counted from it.
+    /// Weights of a given version, as after a checkpoint. A feed counts lag from the version that it finds at its start.
     pub fn with_version(weights: W, version: u64) -> Weights<W> {
         let versions = Arc::new(Versions {
-            first: version,
             newest: AtomicU64::new(version),
             keep: AtomicU64::new(1),
             waiting: Mutex::new(()),
@@ -111,8 +110,6 @@ impl<W: Send + Sync + 'static> Weights<W> {
 /// The version counter behind some `Weights<W>`, without its type: what the lag gate waits on.
 #[derive(Debug)]
 pub(crate) struct Versions {
-    /// The version that the weights began with.
-    pub(crate) first: u64,
     newest: AtomicU64,
     /// How many versions are kept: 1, or 1 + the lag of a lockstep feed.
     keep: AtomicU64,

@@ -259,3 +259,64 @@ fn the_gate_must_be_asked_and_with_its_own_weights() {
     step.commit().unwrap();
     assert_eq!(feed.metrics().steps, 1);
 }
+
+/// A second feed with weights that were published before counts from the version that it finds: it is as strict as the
+/// first, and in lockstep it acts with versions that are still kept.
+#[test]
+fn lag_is_counted_from_the_version_at_the_start() {
+    for (lockstep, steps) in [(false, 0), (false, 2), (true, 0), (true, 2)] {
+        for lag in [0, 2] {
+            let _watchdog = Watchdog::new("weights with a past", Duration::from_secs(180));
+            let weights = Weights::with_version(1000u64, 1000);
+            (1001..1050).for_each(|version| assert_eq!(weights.publish(version), version));
+            for feed in 0..2u64 {
+                let begun = weights.latest().0;
+                assert_eq!(begun, 1049 + 20 * feed);
+                let mut step = Step::new();
+                let obs = step.observation::<u64>("obs", &[]);
+                let mut sample = if steps == 0 { Sample::step(step) } else { Sample::unroll(step, steps) };
+                let version = sample.policy_version();
+                let builder = Feed::builder(sample).batch(2).buffers(2).max_policy_lag(&weights, lag);
+                let feed = if lockstep { builder.lockstep(2) } else { builder }.start().unwrap();
+                let learner = feed.learner().unwrap();
+                let mut writer = feed.writer(2).unwrap();
+                let acting = thread::spawn({
+                    let weights = weights.clone();
+                    move || (0..).find_map(|value| act(&mut writer, obs, &weights, value).err()).expect("it ends")
+                });
+                for k in 0..20u64 {
+                    let batch = learner.next_batch().unwrap();
+                    for &acted in batch.slice(version) {
+                        let acted = acted as u64 - begun;
+                        let least = k.saturating_sub(lag);
+                        assert!(
+                            if lockstep { acted == least } else { (least..=k).contains(&acted) },
+                            "batch {k}: {acted}"
+                        );
+                    }
+                    weights.publish(begun + k + 1);
+                }
+                drop(learner);
+                assert_eq!(acting.join().unwrap().kind(), ErrorKind::Stopped);
+            }
+        }
+    }
+}
+
+/// A learner that publishes more often than it takes batches leaves lockstep without the version that it calls for.
+#[test]
+fn lockstep_says_when_its_version_is_gone() {
+    let mut step = Step::new();
+    let obs = step.observation::<u64>("obs", &[]);
+    let weights = Weights::new(0u64);
+    let builder = Feed::builder(Sample::unroll(step, 1)).batch(1).lockstep(1).max_policy_lag(&weights, 1);
+    let feed = builder.start().unwrap();
+    let (mut writer, _learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
+    act(&mut writer, obs, &weights, 0).unwrap();
+    (1..=3).for_each(|version| assert_eq!(weights.publish(version), version));
+    let mut step = writer.step().unwrap();
+    step.view_mut(obs).fill(1);
+    let gone = PolicyError::VersionGone { needed: 0, oldest: 2, newest: 3 };
+    assert_eq!(step.policy(&weights).map(|_| ()), Err(gone.clone()));
+    assert_eq!(Error::from(gone).kind(), ErrorKind::Misuse);
+}

@@ -26,11 +26,18 @@ proptest! {
         writers in prop::collection::vec(1usize..5, 1..5),
         attempts in 1u64..60,
         lag in 0u64..3,
+        when_full in prop::sample::select(vec![
+            WhenFull::Block,
+            WhenFull::Block,
+            WhenFull::DropNewest,
+            WhenFull::Fail,
+            WhenFull::Timeout(Duration::from_micros(300)),
+        ]),
         seed: u64,
     ) {
         let _watchdog = Watchdog::new("the lag gate against the model", Duration::from_secs(180));
         let shape = Shape { steps, time_major: false, within_episode: within_episode && steps > 0 };
-        let (ends, trouble, when_full) = (15, 10, WhenFull::Block);
+        let (ends, trouble) = (15, 10);
         let lag = Some(lag);
         run(Setup { shape, batch, buffers, writers, attempts, when_full, lag, lockstep: false, ends, trouble, seed });
     }

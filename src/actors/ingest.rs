@@ -52,18 +52,33 @@ impl Actor for Ingest {
 impl Ingest {
     fn look(&mut self) {
         let metrics = self.gate.metrics();
-        let (watch, parked) = (&mut self.watch, self.gate.parked());
+        let (watch, parked, at_lag_gate) = (&mut self.watch, self.gate.parked(), self.gate.at_lag_gate());
         let passed = (metrics.steps, metrics.batches_taken);
-        if passed != watch.passed || parked == 0 {
+        if passed != watch.passed || parked + at_lag_gate == 0 {
             *watch = Watch { passed, ..Watch::new() };
         } else if !watch.said && watch.since.elapsed() >= STALL {
             watch.said = true;
+            let seconds = watch.since.elapsed().as_secs();
+            if at_lag_gate > 0 {
+                let newest = self.gate.seen_versions().map(|versions| versions.newest());
+                tracing::warn!(
+                    target: "pinring",
+                    writers = at_lag_gate,
+                    newest,
+                    held = metrics.batches_held,
+                    waiting = metrics.batches_waiting,
+                    seconds,
+                    "stalled: writers wait at the lag gate for newer weights, and none were published"
+                );
+                return;
+            }
             tracing::warn!(
                 target: "pinring",
                 writers = parked,
                 held = metrics.batches_held,
                 waiting = metrics.batches_waiting,
-                seconds = watch.since.elapsed().as_secs(),
+                lanes_without_writer = self.gate.lanes_without_writer(),
+                seconds,
                 "stalled: writers wait for room in the ring, and the learner has taken nothing"
             );
         }

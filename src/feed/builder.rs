@@ -194,7 +194,9 @@ impl FeedBuilder {
 
     /// Bounds how far actors run ahead of the learner, which publishes once a batch: what will be part of batch k may
     /// begin when k ≤ versions published + `lag`. 0 is on-policy. Steps must then ask
-    /// [`policy`](crate::StepMut::policy). Nothing is ever dropped for being old.
+    /// [`policy`](crate::StepMut::policy). Nothing is ever dropped for being old. In lockstep the lag is exact; lanes that
+    /// run free are paced by it, and a slow lane's row can be older by what the others did meanwhile (the batch gives
+    /// its rows' versions).
     pub fn max_policy_lag<W: Send + Sync + 'static>(mut self, weights: &Weights<W>, lag: u64) -> Self {
         self.lag = Some((weights.versions().clone(), lag));
         self

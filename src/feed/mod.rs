@@ -180,7 +180,8 @@ impl Feed {
         if self.learner_taken.swap(true, Ordering::Relaxed) {
             return Err(Error::new(
                 ErrorKind::Misuse,
-                "the learner was taken already: a feed has one learner; share that, or start another feed",
+                "the learner was taken already: a feed has one learner, and when that is dropped the feed ends; share it, or \
+                 start another feed",
             ));
         }
         self.gate.learner_taken();

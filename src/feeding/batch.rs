@@ -140,6 +140,7 @@ impl DeviceBatch {
     ///
     /// # Panics
     /// If the column belongs to another sample.
+    #[track_caller]
     pub fn column<T: Element>(&self, column: Column<T>) -> DeviceColumn<T> {
         self.minibatch(column, 0..self.rows)
     }
@@ -148,6 +149,7 @@ impl DeviceBatch {
     ///
     /// # Panics
     /// If the range reaches beyond the batch, or the column belongs to another sample.
+    #[track_caller]
     pub fn minibatch<T: Element>(&self, column: Column<T>, range: Range<usize>) -> DeviceColumn<T> {
         let layout = &self.desk().gate.layout;
         let index = layout.own(column);

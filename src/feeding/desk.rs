@@ -63,6 +63,8 @@ pub(crate) struct Desk {
     /// Whether host memory is page-locked: else copies are staged by the driver, and the feeding thread pays.
     pub(crate) pinned: bool,
     pub(crate) held: AtomicUsize,
+    /// Batches that the learner ever took.
+    pub(crate) batches_taken: AtomicU64,
     pub(crate) downloads: Option<Downloads>,
     returned: Mutex<Vec<Buffer>>,
     inbox: Mutex<Vec<Flight>>,
@@ -107,6 +109,7 @@ impl Desk {
             buffers,
             pinned,
             held: AtomicUsize::new(0),
+            batches_taken: AtomicU64::new(0),
             downloads,
             returned: Mutex::default(),
             inbox: Mutex::default(),
@@ -249,7 +252,8 @@ impl Desk {
 
     #[cfg(test)]
     pub(crate) fn crash_if_told(&self) {
-        if let Some(text) = lock(&self.crash).take() {
+        let told = lock(&self.crash).take(); // not held while it panics
+        if let Some(text) = told {
             panic!("{text}");
         }
     }

@@ -5,7 +5,7 @@ use super::batch::{Buffer, DeviceBatch};
 use super::desk::Ready;
 use crate::cuda::device::RawStream;
 use crate::cuda::types::CudaError;
-use crate::learner::{ALL_HELD_PATIENCE, DeviceUseError, NextError, Taker};
+use crate::learner::{ALL_HELD_PATIENCE, DeviceUseError, HeldCounts, NextError, Taker};
 use crate::metrics::Stage;
 use crate::sync::{Patience, lock};
 use std::ffi::c_void;
@@ -159,31 +159,25 @@ impl DeviceLearner {
             let newest = versions.newest();
             counters.lag(buffer.records.iter().map(|record| newest.saturating_sub(record.version)));
         }
+        desk.batches_taken.fetch_add(1, Ordering::Relaxed);
         desk.held.fetch_add(1, Ordering::Relaxed);
         Ok(Some(DeviceBatch::new(self.side.clone(), buffer, ready, rows, sequence)))
     }
 
     /// Waits before the desk. While it waits it releases what other threads have dropped.
     fn await_batch(&self, patience: Patience) -> Result<Option<Ready>, NextError> {
-        let (side, desk, begun) = (&self.side, &self.side.desk, Instant::now());
-        let is_over = || patience.left().is_some_and(|left| left.is_zero());
-        let all_held = || {
+        let (side, desk) = (&self.side, &self.side.desk);
+        let counts = || {
             side.release_deferred();
-            let (held, buffers) = (desk.held.load(Ordering::Relaxed), desk.buffers);
-            let late = is_over() || begun.elapsed() >= ALL_HELD_PATIENCE;
-            (late && held >= buffers).then_some(NextError::AllHeld { held, buffers })
+            let (held, taken) = (desk.held.load(Ordering::Relaxed), desk.batches_taken.load(Ordering::Relaxed));
+            HeldCounts { held, buffers: desk.buffers, taken }
         };
         let blocked = |time: Duration| {
             desk.gate.counters.learner_blocked_ns.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
         };
         side.release_deferred();
-        loop {
-            let slice = if side.thread.is_some() { patience.at_most(LOOK) } else { patience };
-            let taken = self.taker.take(&desk.ready, slice, all_held, blocked)?;
-            if taken.is_some() || is_over() || side.thread.is_none() {
-                return Ok(taken);
-            }
-        }
+        let look = if side.thread.is_some() { LOOK } else { ALL_HELD_PATIENCE };
+        self.taker.take(&desk.ready, patience, look, counts, blocked)
     }
 }
 

@@ -16,6 +16,8 @@ use std::sync::{Arc, Mutex};
 #[derive(Debug)]
 pub(crate) struct LagGate {
     pub(crate) versions: Arc<Versions>,
+    /// The newest version when the feed began: what was published before is no answer to its batches.
+    first: u64,
     lag: u64,
     counts: Mutex<Counts>,
 }
@@ -41,12 +43,12 @@ pub(crate) struct Begin {
 
 impl LagGate {
     pub(crate) fn new(versions: Arc<Versions>, lag: u64) -> LagGate {
-        LagGate { versions, lag, counts: Mutex::default() }
+        LagGate { first: versions.newest(), versions, lag, counts: Mutex::default() }
     }
 
     /// The version that must be published before a row of batch `batch` may begin.
     pub(crate) fn needed(&self, batch: u64) -> u64 {
-        self.versions.first + batch.saturating_sub(self.lag)
+        self.first + batch.saturating_sub(self.lag)
     }
 
     /// Begins the rows if they may begin now.
@@ -71,7 +73,7 @@ impl LagGate {
         let needed = self.needed(counts.begun / batch_rows);
         // Rows that are delivered, or will be whoever waits here.
         let coming = counts.begun.saturating_sub(counts.stalled + also_stalled);
-        let may = self.versions.newest() >= needed || coming < (needed - self.versions.first) * batch_rows;
+        let may = self.versions.newest() >= needed || coming < (needed - self.first) * batch_rows;
         if may {
             counts.begun += begin.rows as u64;
         }

@@ -7,6 +7,9 @@ use crate::sync::lock;
 use std::ops::Range;
 use std::sync::Mutex;
 
+/// Rows and claims count lanes in 32 bits.
+const MOST: usize = u32::MAX as usize;
+
 #[derive(Debug)]
 pub(crate) struct LaneTable {
     max: Option<usize>,
@@ -73,10 +76,10 @@ impl LaneTable {
             }
             first = range.end;
         }
-        let end = first.checked_add(lanes).filter(|&end| self.max.is_none_or(|max| end <= max));
-        let Some(end) = end else {
+        let max = self.max.unwrap_or(MOST).min(MOST);
+        let Some(end) = first.checked_add(lanes).filter(|&end| end <= max) else {
             let used = ranges.iter().map(ExactSizeIterator::len).sum();
-            return Err(NoSeat::Lanes { max: self.max.unwrap_or(usize::MAX), taken: used });
+            return Err(NoSeat::Lanes { max, taken: used });
         };
         let index = (0..).find(|i| taken.writers.iter().all(|(other, _)| other != i)).unwrap_or(0);
         taken.writers.push((index, first..end));
@@ -89,6 +92,11 @@ impl LaneTable {
     pub(crate) fn leave(&self, seat: &Seat) -> bool {
         lock(&self.state).writers.retain(|(index, _)| *index != seat.index);
         self.drop_handle()
+    }
+
+    /// Lanes that writers drive.
+    pub(crate) fn taken(&self) -> usize {
+        lock(&self.state).writers.iter().map(|(_, lanes)| lanes.len()).sum()
     }
 
     /// Writers alive, and the widest of them.

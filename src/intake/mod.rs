@@ -167,6 +167,8 @@ pub(crate) struct IntakeGate {
     events: AtomicU64,
     /// The stop or the fault that came, also behind a natural end: feeding ends too.
     over: OnceLock<Closed>,
+    /// Writers that wait at the lag gate.
+    waiting_for_weights: AtomicUsize,
     /// Learners alive, of the host and of devices.
     learners: AtomicUsize,
     /// Woken when the gate closes, for threads that wait elsewhere.
@@ -246,6 +248,7 @@ impl IntakeGate {
             gaps_hint: AtomicBool::new(false),
             events: AtomicU64::new(0),
             over: OnceLock::new(),
+            waiting_for_weights: AtomicUsize::new(0),
             learners: AtomicUsize::new(0),
             at_close: Mutex::default(),
             stop_deadline: OnceLock::new(),
@@ -381,6 +384,24 @@ impl IntakeGate {
     /// By when queued copies must be over.
     pub(crate) fn stop_deadline(&self) -> Option<Instant> {
         self.stop_deadline.get().copied()
+    }
+
+    /// Writers that wait at the lag gate.
+    pub(crate) fn at_lag_gate(&self) -> usize {
+        self.waiting_for_weights.load(Ordering::Relaxed)
+    }
+
+    /// Counts a writer in or out of the lag gate's wait.
+    pub(crate) fn note_lag_wait<R>(&self, wait: impl FnOnce() -> R) -> R {
+        self.waiting_for_weights.fetch_add(1, Ordering::Relaxed);
+        let result = wait();
+        self.waiting_for_weights.fetch_sub(1, Ordering::Relaxed);
+        result
+    }
+
+    /// In lockstep: lanes that nobody drives, so that no batch can be complete.
+    pub(crate) fn lanes_without_writer(&self) -> usize {
+        self.lockstep.map_or(0, |lanes| lanes.saturating_sub(self.lanes.taken()))
     }
 
     /// Writers that wait for room.

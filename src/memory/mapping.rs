@@ -27,6 +27,20 @@ pub(crate) fn stranded_bytes_in_process() -> usize {
     STRANDED.load(Ordering::Relaxed)
 }
 
+/// Asks for huge pages behind ordinary memory that is large enough for one: a wish, which changes no content.
+///
+/// # Safety
+/// The range is the caller's.
+pub(crate) unsafe fn ask_huge_pages(start: NonNull<u8>, bytes: usize) {
+    let page = os::page_bytes();
+    let before = start.addr().get().next_multiple_of(page) - start.addr().get();
+    let whole = bytes.saturating_sub(before) / page * page;
+    if whole >= HUGE_PAGE_BYTES {
+        // SAFETY: whole pages inside the caller's range.
+        unsafe { os::ask_huge_pages(start.add(before), whole) };
+    }
+}
+
 /// A readable and writable stretch of memory that belongs to one ring.
 #[derive(Debug)]
 pub(super) struct Mapping {

@@ -30,7 +30,7 @@ pub(crate) use self::budget::memory_limit;
 pub(crate) use self::fork::ForkStamp;
 #[cfg(test)]
 pub(crate) use self::fork::in_forked_child;
-pub(crate) use self::mapping::stranded_bytes_in_process;
+pub(crate) use self::mapping::{ask_huge_pages, stranded_bytes_in_process};
 pub(crate) use self::progress::PinWatch;
 #[cfg(test)]
 pub(crate) use self::registration::pinned_bytes_in_process;

@@ -185,7 +185,8 @@ impl Writer {
             return Ok(true);
         }
         let begun = Instant::now();
-        let over = lag.versions.wait_until(None, |newest| newest >= version || unless(), || self.gate.closed());
+        let reached = |newest| newest >= version || unless();
+        let over = self.gate.note_lag_wait(|| lag.versions.wait_until(None, reached, || self.gate.closed()));
         self.counters.block_on_policy(begun.elapsed().as_nanos() as u64);
         over.map_err(PolicyError::Closed)?;
         Ok(lag.versions.newest() >= version)

@@ -183,6 +183,12 @@ impl Written {
         self.whole[leaf / 64] >> (leaf % 64) & 1 == 1
     }
 
+    /// Whether it is sure that `leaf` was written for no lane.
+    #[inline]
+    pub(super) fn is_untouched(&self, leaf: usize) -> bool {
+        !self.is_whole(leaf) && !self.any_single
+    }
+
     pub(super) fn set_lane(&mut self, leaf: usize, lane: usize) {
         self.single[leaf * self.lanes + lane] = true;
         self.any_single = true;

@@ -47,6 +47,17 @@ use std::time::Duration;
 /// s.commit()?;
 /// # Ok(()) }
 /// ```
+///
+/// A writer writes one step at a time; a second one does not compile while the first is open:
+///
+/// ```compile_fail,E0499
+/// # use pinring::*;
+/// # fn write(mut writer: Writer) -> Result<()> {
+/// let first = writer.step()?;
+/// let second = writer.step()?; // `writer` is borrowed by `first`
+/// first.commit()?;
+/// # Ok(()) }
+/// ```
 pub struct Writer {
     gate: Arc<IntakeGate>,
     seat: Seat,
@@ -201,6 +212,7 @@ impl Writer {
     ///
     /// # Panics
     /// If the writer has no such lane.
+    #[track_caller]
     pub fn seed(&self, lane: usize) -> u64 {
         assert!(lane < self.seat.lanes.len(), "lane {lane} of a writer of {} lanes", self.seat.lanes.len());
         let mut seed = [0; 32];
@@ -244,6 +256,7 @@ impl Writer {
     ///
     /// # Panics
     /// If the writer has no such lane.
+    #[track_caller]
     pub fn abandon(&mut self, lane: usize) -> Result<()> {
         assert!(lane < self.lanes.len(), "lane {lane} of a writer of {} lanes", self.lanes.len());
         if let Way::Lockstep(_) = self.way {
@@ -312,6 +325,10 @@ impl Drop for Writer {
     fn drop(&mut self) {
         if self.gate.is_inherited() {
             return;
+        }
+        if std::thread::panicking() {
+            let (first, end) = (self.seat.lanes.start, self.seat.lanes.end);
+            tracing::warn!(target: "pinring", first, end, "a writer was dropped by a panic of its thread");
         }
         self.undo();
         let gone = match self.way {

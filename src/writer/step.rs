@@ -231,6 +231,34 @@ fn closed_of(error: &(dyn std::error::Error + 'static)) -> Option<Closed> {
 /// s.commit()?;
 /// # Ok(()) }
 /// ```
+///
+/// It does not outlive its writer, and its views do not outlive its commit:
+///
+/// ```compile_fail,E0716
+/// # use pinring::*;
+/// # fn write(intake: &Intake) -> Result<()> {
+/// let step = intake.writer(1)?.step()?; // the writer is dropped at the end of this line
+/// step.commit()?;
+/// # Ok(()) }
+/// ```
+///
+/// ```compile_fail,E0505
+/// # use pinring::*;
+/// # fn write(mut step: StepMut<'_>, obs: Leaf<f32>) -> Result<()> {
+/// let mut view = step.view_mut(obs);
+/// step.commit()?; // `step` is borrowed by `view`
+/// view.fill(0.0);
+/// # Ok(()) }
+/// ```
+///
+/// Neither is a column a leaf:
+///
+/// ```compile_fail,E0308
+/// # use pinring::*;
+/// # fn write(mut step: StepMut<'_>, obs: Column<f32>) {
+/// step.view_mut(obs); // expects a Leaf<f32>
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "a step that is not committed never began"]
 pub struct StepMut<'w> {
@@ -252,17 +280,17 @@ impl StepMut<'_> {
     ///
     /// # Panics
     /// If the leaf belongs to another step.
+    #[inline]
+    #[track_caller]
     pub fn view_mut<T: Element>(&mut self, leaf: Leaf<T>) -> ArrayViewMutD<'_, T> {
         let index = self.writer.own(leaf).unwrap_or_else(|error| panic!("{error}"));
         let (at, stride) = self.writer.place(index);
-        if !self.writer.written.is_whole(index) {
-            for lane in 0..self.writer.lanes.len() {
-                if !self.writer.written.is_set(index, lane) {
-                    // SAFETY: the open step's rows are this writer's (invariant 2), and `place` names them.
-                    unsafe { zero_lanes((at.wrapping_add(lane * stride), 0), self.writer.in_slot[index].bytes, 1) };
-                }
-            }
+        if self.writer.written.is_untouched(index) {
+            // SAFETY: the open step's rows are this writer's (invariant 2), and `place` names them.
+            unsafe { zero_lanes((at, stride), self.writer.in_slot[index].bytes, self.writer.lanes.len()) };
             self.writer.written.set(index);
+        } else if !self.writer.written.is_whole(index) {
+            self.writer.zero_unwritten(index);
         }
         let shape = self.writer.view_shape(index);
         // SAFETY: `place` gives the leaf's `lanes` values, aligned and valid for `T`, and the borrow of the step keeps
@@ -274,6 +302,7 @@ impl StepMut<'_> {
     ///
     /// # Panics
     /// If the leaf belongs to another step, or was not written for every lane yet.
+    #[track_caller]
     pub fn view<T: Element>(&self, leaf: Leaf<T>) -> ArrayViewD<'_, T> {
         let index = self.writer.own(leaf).unwrap_or_else(|error| panic!("{error}"));
         if let Some(lane) = self.writer.written.missing_lane(index) {
@@ -362,7 +391,8 @@ impl StepMut<'_> {
     /// Hands the observation in and gives the policy to act with, and its version: call it between observation and
     /// action. An unroll that this observation completes goes out first; then, with a
     /// [`max_policy_lag`](crate::FeedBuilder::max_policy_lag), this waits until the unroll that begins here may begin.
-    /// In lockstep the version is exactly `max(0, k − n)` for unroll k, at every step of it.
+    /// In lockstep the version is exactly `max(0, k − n)` for unroll k, at every step of it, counted from the newest when
+    /// the feed began.
     ///
     /// Rows that begin together, as lanes of one writer do, count as part of the batch that the first of them is in. A
     /// writer does not wait for a batch that cannot be filled without the unrolls its other lanes are in the middle of
@@ -407,6 +437,7 @@ impl StepMut<'_> {
     ///
     /// # Panics
     /// If the writer has no such lane.
+    #[track_caller]
     pub fn end(&mut self, lane: usize, end: End) -> FinalMut<'_> {
         self.check_lane(lane);
         self.writer.lanes.mark_end(lane, end);
@@ -420,6 +451,7 @@ impl StepMut<'_> {
     ///
     /// # Panics
     /// If the writer has no such lane.
+    #[track_caller]
     pub fn mask_out(&mut self, lane: usize) {
         self.check_lane(lane);
         self.writer.lanes.mark_masked(lane);
@@ -547,6 +579,17 @@ impl Writer {
         let shape = &self.shapes[index];
         let strides = if self.open.target == Target::Buffer { &shape.in_buffer } else { &shape.in_slot };
         shape.dims.clone().strides(strides.clone())
+    }
+
+    /// Zeroes a leaf for the lanes for which it was not written yet.
+    #[cold]
+    fn zero_unwritten(&mut self, index: usize) {
+        let (at, stride) = self.place(index);
+        for lane in (0..self.lanes.len()).filter(|&lane| !self.written.is_set(index, lane)) {
+            // SAFETY: the open step's rows are this writer's (invariant 2), and `place` names them.
+            unsafe { zero_lanes((at.wrapping_add(lane * stride), stride), self.in_slot[index].bytes, 1) };
+        }
+        self.written.set(index);
     }
 
     fn put_some<T: Element>(&mut self, index: usize, lane: usize, values: &[T]) -> Result<(), PutError> {
