@@ -289,22 +289,21 @@ alone! {
         let (fake, bytes) = (fake("all-held", 1), Bytes::new());
         fake.auto_run(true);
         let feed = bytes.builder(&fake).start().unwrap();
-        {
-            let learner = learner_on(&feed, 0, fake.user_stream(1)).unwrap();
-            let mut writer = feed.writer(1).unwrap();
-            let none = learner.try_next().unwrap();
-            assert!(none.is_none(), "nothing was written");
-            (0..4).for_each(|value| bytes.write(&mut writer, value).unwrap());
-            let held = [learner.next_batch().unwrap(), learner.next_batch().unwrap()];
-            let all_held = NextError::AllHeld { held: 2, buffers: 2 };
-            assert_eq!(learner.try_next().unwrap_err(), all_held);
-            assert_eq!(learner.next_timeout(Duration::from_millis(5)).unwrap_err(), all_held);
-            let begun = Instant::now();
-            assert_eq!(learner.next_batch().unwrap_err(), all_held);
-            assert!(begun.elapsed() >= Duration::from_secs(1), "a framework's queue may give back late");
-            drop(held);
-            assert_eq!(learner.next_batch().unwrap().sequence_number(), 2);
-        }
+        let stream = fake.user_stream(1);
+        let learner = learner_on(&feed, 0, stream).unwrap();
+        let mut writer = feed.writer(1).unwrap();
+        let none = learner.try_next().unwrap();
+        assert!(none.is_none(), "nothing was written");
+        (0..4).for_each(|value| bytes.write(&mut writer, value).unwrap());
+        let held = [learner.next_batch().unwrap(), learner.next_batch().unwrap()];
+        let all_held = NextError::AllHeld { held: 2, buffers: 2 };
+        assert_eq!(learner.try_next().unwrap_err(), all_held);
+        assert_eq!(learner.next_timeout(Duration::from_millis(5)).unwrap_err(), all_held);
+        let begun = Instant::now();
+        assert_eq!(learner.next_batch().unwrap_err(), all_held);
+        assert!(begun.elapsed() >= Duration::from_secs(1), "a framework's queue may give back late");
+        drop(held);
+        assert_eq!(learner.next_batch().unwrap().sequence_number(), 2);
     }
 }
 
@@ -372,8 +371,9 @@ alone! {
         all(Some(1));
         fake.set_device(0);
         all(Some(0));
+        let all = std::sync::Mutex::new(all);
         std::thread::scope(|scope| {
-            scope.spawn(|| all(None));
+            scope.spawn(|| all.lock().unwrap()(None));
         });
         let host = feed.learner().unwrap();
         drop(learner);

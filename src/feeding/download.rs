@@ -48,7 +48,7 @@ struct State {
     snapped: bool,
     /// A call failed between a copy and the record behind it: `snapped` and `done` say nothing any more, though they may
     /// read as complete.
-    lost: bool,
+    lost: Option<CudaError>,
 }
 
 struct Memory {
@@ -100,7 +100,7 @@ impl Downloads {
             stream: device.stream(false)?,
             snapped: device.event()?,
             done: device.event()?,
-            state: Mutex::new(State { memory, out: None, waiting: None, snapped: false, lost: false }),
+            state: Mutex::new(State { memory, out: None, waiting: None, snapped: false, lost: None }),
             free_host,
             finished,
             delivered: AtomicU64::new(0),
@@ -136,8 +136,9 @@ impl Downloads {
         then: Then,
     ) -> Result<(), DeviceUseError> {
         let mut state = lock(&self.state);
-        let Some(memory) = state.memory.as_ref().filter(|_| !state.lost) else {
-            return Err(desk.check_open().err().unwrap_or(Closed::Stopped).into());
+        let Some(memory) = state.memory.as_ref().filter(|_| state.lost.is_none()) else {
+            desk.check_open()?;
+            return Err(state.lost.clone().map_or(Closed::Stopped.into(), DeviceUseError::Cuda)); // just about to close
         };
         // The stage that nobody copies out: the one that waits (then it is replaced), or the other one.
         let free = || usize::from(state.out.as_ref().is_some_and(|out| out.stage == 0));
@@ -149,10 +150,10 @@ impl Downloads {
         // SAFETY: the caller's duty for the stream.
         let recorded = unsafe { desk.device.record(&self.snapped, stream) };
         // Whatever was in this stage is overwritten.
-        let replaced = match recorded {
+        let replaced = match &recorded {
             Ok(()) => state.waiting.replace((stage, Snapshot { bytes, then })),
-            Err(_) => {
-                state.lost = true;
+            Err(error) => {
+                state.lost = Some(error.clone());
                 state.waiting.take()
             }
         };
@@ -178,7 +179,7 @@ impl Downloads {
         let mut state = lock(&self.state);
         let (memory, out, waiting) = (state.memory.take(), state.out.take(), state.waiting.take());
         let snapped = || !state.snapped || desk.device.query(&self.snapped) == Ok(true);
-        let idle = !desk.is_given_up() && !state.lost && out.is_none() && snapped();
+        let idle = !desk.is_given_up() && state.lost.is_none() && out.is_none() && snapped();
         drop(state);
         drop((out, waiting)); // the user's functions, dropped without the lock
         if !idle && let Some(memory) = memory {
@@ -191,7 +192,7 @@ impl Downloads {
     pub(crate) fn advance(&self, device: &Device) -> Result<bool, CudaError> {
         let mut guard = lock(&self.state);
         let state = &mut *guard;
-        if state.lost {
+        if state.lost.is_some() {
             return Ok(false);
         }
         let Some(memory) = &state.memory else { return Ok(false) };
@@ -216,16 +217,17 @@ impl Downloads {
         let Some((stage, snapshot)) = state.waiting.take() else { return Ok(false) };
         let (to, from, bytes) = (memory.host.slot(host).as_ptr(), memory.stages[stage].address(), snapshot.bytes);
         state.out = Some(Out { stage, host, snapshot });
-        state.lost = true; // until `done` stands behind the copy
+        let stream = self.stream.raw();
         // SAFETY: the host slot is free (nobody else has its number), the stage was filled before `snapped` was recorded
         // and is not written again while it is in `out`.
-        unsafe {
-            device.wait(self.stream.raw(), &self.snapped)?;
-            device.copy_out(to, from, bytes, self.stream.raw())?;
-            device.record(&self.done, self.stream.raw())?;
-        }
-        state.lost = false;
-        Ok(true)
+        let issued = unsafe {
+            let waited = device.wait(stream, &self.snapped);
+            waited
+                .and_then(|()| device.copy_out(to, from, bytes, stream))
+                .and_then(|()| device.record(&self.done, stream))
+        };
+        state.lost = issued.clone().err();
+        issued.map(|()| true)
     }
 
     /// On the downloads' own thread: calls the user's function.

@@ -21,7 +21,8 @@ const PER_THREAD: RawStream = RawStream(2);
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Takes batches on a device. Made by [`Feed::learner_on`](crate::Feed::learner_on), which names the stream that uses
-/// them; every wait and every release is ordered on that stream, so none can be forgotten.
+/// them; every wait and every release is ordered on that stream, so none can be forgotten. Dropped, it leaves further
+/// batches to the other learners; those that were copied for it and not taken are lost, and counted as dropped.
 ///
 /// ```no_run
 /// # use pinring::*;
