@@ -49,9 +49,7 @@ struct Downloads {
 }
 
 pub fn run(setting: &Setting, report: &mut Report, batches: usize) -> Result<(), Failure> {
-    let noise = Noise::start(setting.cuda)?;
     let found = control(setting)?;
-    noise.end()?;
     report.table(
         "torn batches",
         &[("what", 44), ("batches", 8), ("torn", 6), ("downloads", 9), ("torn", 6), ("GB/s", 6)],
@@ -105,10 +103,11 @@ fn control(setting: &Setting) -> Result<u64, Failure> {
 
 /// Two feeds side by side; returns the torn batches.
 fn round(setting: &Setting, report: &mut Report, shapes: [Shape; 2], batches: usize) -> Result<u64, Failure> {
-    let (stream, noise) = (setting.cuda.stream()?, Noise::start(setting.cuda)?);
+    let stream = setting.cuda.stream()?;
     let threads = setting.number("--writers", 6, 6);
     let fed = |tag: usize| Fed::start(setting.cuda, shapes[tag], tag as u64 + 1, &stream, batches, threads);
     let mut feeds = [fed(0)?, fed(1)?];
+    let noise = Noise::start(setting.cuda)?; // beside it a feed might not start either
     let mut random = Random(batches as u64);
     let begun = Instant::now();
     let mut taken = 0;
