@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs, on a GPU host, what scripts/package-gpu.sh packed: the tests, the GPU tests, the pinning example and the benches.
+# Runs, on a GPU host, what scripts/package-gpu.sh packed: the tests, the GPU tests, the examples that have to do with a GPU, and the benches.
 # Needs no Rust and no network, only this folder, and xz or python3. One log goes to the terminal and to gpu.log (or $LOG).
 #
 #   bash run.sh                     everything, benches in short
@@ -89,9 +89,10 @@ gpu() {
 }
 
 examples() {
-    run examples/03_when_pinning_fails ./examples/03_when_pinning_fails
-    run examples/04_where_time_goes ./examples/04_where_time_goes
-    run examples/06_on_a_gpu ./examples/06_on_a_gpu
+    local name
+    for name in 03_when_pinning_fails 04_where_time_goes 06_on_a_gpu pinning_explained; do
+        [[ ! -x examples/$name ]] || run "examples/$name" "./examples/$name"
+    done
 }
 
 bench() {

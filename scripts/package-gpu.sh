@@ -37,7 +37,7 @@ pack tests "$(grep -vE '^(docs|layering) ' <<<"$built")"
 built=$(executables bench cargo bench -p pinring --benches --no-run)
 pack benches "$built"
 built=$(executables example cargo build --release -p pinring --examples)
-pack examples "$(grep '^[0-9]' <<<"$built")"
+pack examples "$built"
 
 # The fake CUDA runtime, which the tests would otherwise compile: built here by the test that uses it most.
 fakes=$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/tmp/pinring-fake-cuda
