@@ -81,8 +81,14 @@ fn declarations_know_their_own_leaves() {
         assert_eq!(error.kind(), ErrorKind::Schema);
         assert!(error.to_string().contains(&format!("passed to `{verb}`")), "{error}");
     };
-    error(step.clone(), &|step| drop(step.reward(later).leaves().len()), "reward");
-    error(step.clone(), &|step| drop(step.reject_non_finite(later).leaves().len()), "reject_non_finite");
+    let reward = |step: &mut Step| {
+        step.reward(later);
+    };
+    let reject = |step: &mut Step| {
+        step.reject_non_finite(later);
+    };
+    error(step.clone(), &reward, "reward");
+    error(step.clone(), &reject, "reject_non_finite");
     for foreign in [flag, clone.leaf::<bool>("more", &[])] {
         let mut sample = Sample::step(step.clone());
         sample.all(number);
