@@ -158,7 +158,7 @@ impl Sample {
     /// The handle on the column of `leaf`: see the table above for its shape. Every leaf is a column, whether its handle
     /// is asked for or not; the derived columns below are added when they are asked for.
     pub fn all<T: Element>(&mut self, leaf: Leaf<T>) -> Column<T> {
-        if leaf.schema != self.step.schema {
+        if !self.step.has(leaf) {
             self.step.keep(SchemaError::Foreign { verb: "all" });
         }
         self.handle(leaf.index as usize)

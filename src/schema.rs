@@ -275,12 +275,18 @@ impl Step {
             .ok_or_else(|| SchemaError::Overflow { what: format!("leaf `{name}` of shape {shape:?}") })
     }
 
-    fn own<T>(&mut self, leaf: Leaf<T>, verb: &'static str) -> Option<usize> {
-        if leaf.schema == self.schema {
+    fn own<T: Element>(&mut self, leaf: Leaf<T>, verb: &'static str) -> Option<usize> {
+        if self.has(leaf) {
             return Some(leaf.index as usize);
         }
         self.keep(SchemaError::Foreign { verb });
         None
+    }
+
+    /// Whether the leaf is this step's. A clone has the same schema, and may have declared others later.
+    pub(crate) fn has<T: Element>(&self, leaf: Leaf<T>) -> bool {
+        let known = self.leaves.get(leaf.index as usize);
+        leaf.schema == self.schema && known.is_some_and(|known| known.dtype == T::DTYPE)
     }
 
     /// Keeps the first mistake; later ones are often its echo.

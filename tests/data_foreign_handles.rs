@@ -67,6 +67,39 @@ fn a_leaf_that_a_clone_declared_later() {
     drop(setup.feed.writer(1).unwrap().step().unwrap().put(setup.bytes, &[1, 2]));
 }
 
+/// Nor is it taken where a schema is declared: by `reward`, `reject_non_finite` or `all`.
+#[test]
+fn declarations_know_their_own_leaves() {
+    let mut step = Step::new();
+    let mut clone = step.clone();
+    let (number, flag) = (step.leaf::<i64>("number", &[]), clone.leaf::<bool>("flag", &[]));
+    let later = clone.leaf::<f32>("later", &[]);
+    let error = |step: Step, declare: &dyn Fn(&mut Step), verb| {
+        let mut step = step;
+        declare(&mut step);
+        let error = Feed::builder(Sample::step(step)).start().expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::Schema);
+        assert!(error.to_string().contains(&format!("passed to `{verb}`")), "{error}");
+    };
+    let reward = |step: &mut Step| {
+        step.reward(later);
+    };
+    let reject = |step: &mut Step| {
+        step.reject_non_finite(later);
+    };
+    error(step.clone(), &reward, "reward");
+    error(step.clone(), &reject, "reject_non_finite");
+    for foreign in [flag, clone.leaf::<bool>("more", &[])] {
+        let mut sample = Sample::step(step.clone());
+        sample.all(number);
+        let terminated = sample.terminated(); // its number is that of `later`
+        assert_eq!(sample.check(), Ok(()));
+        sample.all(foreign);
+        assert_eq!(sample.check(), Err(SchemaError::Foreign { verb: "all" }));
+        let _ = terminated;
+    }
+}
+
 #[test]
 fn a_column_of_another_sample_or_of_a_clone() {
     let mut step = Step::new();

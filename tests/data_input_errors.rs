@@ -272,3 +272,23 @@ fn final_observations_without_a_place_are_refused() {
     let length = PutError::Length { leaf: "obs".into(), lanes: 1, shape: vec![2], expected: 2, got: 3 };
     assert_eq!(last.put(obs, &[1, 1, 1]).map(|_| ()), Err(length));
 }
+
+/// Handles by name, for schemas that come from a config file: the element type must be the leaf's own.
+#[test]
+fn a_name_is_found_in_its_own_type_only() {
+    let mut step = Step::new();
+    step.observation::<u8>("obs", &[3, 4]);
+    step.leaf::<f32>("act", &[2]);
+    assert!(step.find::<u8>("obs").is_ok() && step.find::<f32>("act").is_ok());
+    let error = step.find::<f32>("obs").unwrap_err();
+    assert_eq!(error, SchemaError::ElementType { name: "obs".into(), expected: DType::F32, got: DType::U8 });
+    assert_eq!(error.to_string(), "`obs` holds u8, not f32: ask for it as `u8`");
+    let error = step.find::<f64>("acts").unwrap_err();
+    assert_eq!(error.to_string(), "there is no `acts`; there are: `obs` (u8), `act` (f32)");
+    let mut sample = Sample::unroll(step, 2);
+    assert!(sample.find::<bool>("mask").is_err(), "a derived column is there when it was asked for");
+    sample.mask();
+    assert!(sample.find::<bool>("mask").is_ok() && sample.find::<u8>("obs").is_ok());
+    let error = sample.find::<i64>("act").unwrap_err();
+    assert_eq!(error, SchemaError::ElementType { name: "act".into(), expected: DType::I64, got: DType::F32 });
+}

@@ -398,6 +398,8 @@ impl StepMut<'_> {
     /// writer does not wait for a batch that cannot be filled without the unrolls its other lanes are in the middle of
     /// (as with `within_episode(true)`, where lanes drift apart): it goes on, and they run ahead by so much.
     ///
+    /// With a lag it may wait for other writers, so one thread drives one writer (of many lanes), not several in turn.
+    ///
     /// Dropping the step afterwards does not take the observation back from the unroll that it completed.
     ///
     /// # Errors
