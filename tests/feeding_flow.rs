@@ -399,6 +399,37 @@ alone! {
 }
 
 alone! {
+    /// A feed of the second device alone: whatever is asked of a runtime is asked with that device's context current, since
+    /// elsewhere it would make one on the first.
+    fn no_context_is_made_on_a_device_that_is_not_fed() {
+        let (fake, bytes) = (fake("stray", 2), Bytes::new());
+        fake.auto_run(true);
+        let builder = Feed::builder(bytes.sample()).batch(1).pinning(Pinning::Required).cuda(search(&fake));
+        let feed = builder.device(1).downloads(Bytes::LEN).start().unwrap();
+        let learner = learner_on(&feed, 1, LEGACY).unwrap();
+        bytes.write(&mut feed.writer(1).unwrap(), 1).unwrap();
+        drop(learner.next_batch().unwrap());
+        feed.stop(DEADLINE).unwrap();
+        drop((learner, feed));
+        let log = fake.calls();
+        let (mut runtimes, mut retained) = (0, 0);
+        for call in log {
+            if call.function.starts_with("cudaHost") || call.function == "cudaFree" {
+                assert_eq!(call.device, Some(1), "{call:?}");
+                runtimes += 1;
+            }
+            if call.function == "cuDevicePrimaryCtxRetain" {
+                assert_eq!(call.args[1], 1, "{call:?}");
+                retained += 1;
+            }
+        }
+        assert!(runtimes > 4 && retained > 0, "{runtimes} {retained}");
+        assert_devices_are_clean(&fake, 0);
+        life::assert_nothing_is_left_with(&fake);
+    }
+}
+
+alone! {
     /// Nothing is out and nothing comes: the feeding thread sleeps.
     fn an_idle_feed_calls_nothing_and_takes_no_time() {
         let (fake, bytes) = (fake("idle", 1), Bytes::new());

@@ -125,6 +125,7 @@ impl Feeding {
         let plan = &self.plan;
         let cuda = |error: CudaError| Error::from_source(ErrorKind::Cuda, error);
         let device = Device::attach(&plan.search, plan.ordinal).map_err(|e| Error::from_source(ErrorKind::Cuda, e))?;
+        device.select().map_err(cuda)?; // for what the runtime does here, and it saves a push and a pop a call
         device.relax_capture_mode().map_err(cuda)?;
         let (mut downloads, mut finished) = (None, None);
         if plan.download_bytes > 0 {

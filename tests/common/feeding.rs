@@ -67,6 +67,10 @@ impl Bytes {
         builder.device(0).cuda(search)
     }
 
+    pub fn sample(&self) -> Sample {
+        self.sample.clone()
+    }
+
     pub fn write(&self, writer: &mut Writer, value: u8) -> Result<()> {
         let mut step = writer.step()?;
         step.put(self.leaf, &[value; Bytes::LEN])?;
