@@ -117,6 +117,7 @@ mod feed;
 pub use ndarray;
 
 pub use batch::{Batch, BatchView, ColumnBytes, SharedBatch};
+pub use cuda::device::DeviceError;
 pub use cuda::types::{Candidate, CudaError, CudaFindError, CudaSearch, Outcome, Rung};
 pub use cuda::{CudaReport, probe_cuda};
 pub use element::{DType, Element};

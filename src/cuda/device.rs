@@ -110,6 +110,7 @@ impl Device {
     }
 
     /// The name that the driver has for it.
+    #[cfg_attr(not(test), allow(dead_code))] // for tests
     pub(crate) fn name(&self) -> String {
         self.0.name.clone()
     }
@@ -305,6 +306,7 @@ impl Device {
     ///
     /// `stream` is a live stream of this device.
     #[doc(alias = "cuStreamSynchronize")]
+    #[cfg_attr(not(test), allow(dead_code))] // for tests
     pub(crate) unsafe fn synchronize_stream(&self, stream: RawStream) -> Result<(), CudaError> {
         // SAFETY: the stream is live by the caller's promise.
         self.call("cuStreamSynchronize", |table| unsafe { (table.cuStreamSynchronize)(stream.0) })

@@ -8,8 +8,6 @@
 //! same copy of the runtime, which is never closed. It does not own registrations (the ring does), selects no
 //! device, and knows no streams, events or copies.
 
-// The feeding actor is its user.
-#[allow(dead_code)]
 pub(crate) mod device;
 #[cfg(unix)]
 mod driver;
@@ -60,8 +58,6 @@ struct Loaded {
 /// The searches of this process that succeeded. A failure is not kept: the next call looks again.
 static FOUND: Mutex<Vec<(CudaSearch, Cuda)>> = Mutex::new(Vec::new());
 
-// The ring registers and unregisters. The other calls serve its tests and the gather on the device.
-#[allow(dead_code)]
 impl Cuda {
     fn new(loaded: Loaded) -> Cuda {
         Cuda(Arc::new(loaded))
@@ -87,6 +83,7 @@ impl Cuda {
     }
 
     /// A handle over functions given by a test. Nothing is initialised; the versions are asked.
+    #[cfg(test)]
     pub(crate) fn from_table(table: PinTable, name: &str) -> Cuda {
         let (runtime_version, driver_version) = table.versions();
         let rung = Rung::ExplicitPath;
@@ -144,6 +141,7 @@ impl Cuda {
 
     /// The calling thread's last-error slot in this copy of the runtime, read without clearing it. For tests.
     #[doc(alias = "cudaPeekAtLastError")]
+    #[cfg(test)]
     pub(crate) fn last_error(&self) -> i32 {
         // SAFETY: it takes nothing and reads this thread's slot.
         unsafe { (self.0.table.cudaPeekAtLastError)() }

@@ -24,6 +24,7 @@ pub(crate) struct PinTable {
     pub(crate) cudaGetErrorName: unsafe extern "C" fn(c_int) -> *const c_char,
     pub(crate) cudaGetErrorString: unsafe extern "C" fn(c_int) -> *const c_char,
     pub(crate) cudaGetLastError: unsafe extern "C" fn() -> c_int,
+    #[cfg_attr(not(test), allow(dead_code))] // for tests
     pub(crate) cudaPeekAtLastError: unsafe extern "C" fn() -> c_int,
     pub(crate) cudaThreadExchangeStreamCaptureMode: unsafe extern "C" fn(*mut c_uint) -> c_int,
 }

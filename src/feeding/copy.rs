@@ -18,8 +18,7 @@ use std::sync::Arc;
 ///
 /// ```no_run
 /// # use pinring::*;
-/// # fn main() -> Result<()> {
-/// # let (feed, learner, dst, stream): (Feed, Learner, u64, *mut std::ffi::c_void) = todo!();
+/// # fn copy(feed: &Feed, learner: &Learner, dst: u64, stream: *mut std::ffi::c_void) -> Result<()> {
 /// let copier = feed.copier(0)?;
 /// let batch = learner.next_batch()?;
 /// // SAFETY: `dst` has `batch.byte_len()` bytes on device 0, `stream` is one of its streams.

@@ -41,11 +41,6 @@ impl Stream {
     pub(crate) fn raw(&self) -> RawStream {
         RawStream(self.handle)
     }
-
-    /// The device that it is of.
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
-    }
 }
 
 impl Event {
@@ -80,6 +75,7 @@ impl DeviceMemory {
     }
 
     /// The device that it is of.
+    #[cfg_attr(not(test), allow(dead_code))] // for tests
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }

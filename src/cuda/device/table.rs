@@ -28,6 +28,7 @@ pub(crate) struct DeviceTable {
     pub(crate) cuThreadExchangeStreamCaptureMode: unsafe extern "C" fn(*mut c_uint) -> c_int,
     pub(crate) cuStreamCreateWithPriority: unsafe extern "C" fn(*mut usize, c_uint, c_int) -> c_int,
     pub(crate) cuStreamDestroy_v2: unsafe extern "C" fn(usize) -> c_int,
+    #[cfg_attr(not(test), allow(dead_code))] // for tests
     pub(crate) cuStreamSynchronize: unsafe extern "C" fn(usize) -> c_int,
     pub(crate) cuStreamWaitEvent: unsafe extern "C" fn(usize, usize, c_uint) -> c_int,
     pub(crate) cuStreamIsCapturing: unsafe extern "C" fn(usize, *mut c_int) -> c_int,
