@@ -190,7 +190,11 @@ impl Written {
         !self.is_whole(leaf) && !self.any_single
     }
 
+    #[inline]
     pub(super) fn set_lane(&mut self, leaf: usize, lane: usize) {
+        if self.lanes == 1 {
+            return self.set(leaf);
+        }
         self.single[leaf * self.lanes + lane] = true;
         self.any_single = true;
     }
