@@ -28,6 +28,14 @@ pub struct Difference {
     pub high: f64,
 }
 
+impl Difference {
+    /// In hundredths of a figure.
+    pub fn percent_of(self, whole: f64) -> Difference {
+        let percent = |part: f64| part / whole * 100.0;
+        Difference { median: percent(self.median), low: percent(self.low), high: percent(self.high) }
+    }
+}
+
 const RESAMPLES: usize = 1000;
 
 impl Difference {

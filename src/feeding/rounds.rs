@@ -77,7 +77,7 @@ impl Rounds {
     /// Seats for so many devices, in order.
     pub(crate) fn seats(devices: usize) -> Vec<Seat> {
         let state = State {
-            desks: vec![Weak::new(); devices],
+            desks: (0..devices).map(|_| Weak::new()).collect(),
             early: (0..devices).map(|_| VecDeque::new()).collect(),
             ended: vec![false; devices],
             begun: 0,
