@@ -13,7 +13,9 @@
 //! *dispatch* is all of the learner's thread before it waits: those calls, the launches, and the release. *idle* is the
 //! time of a step in which the device ran none of the L kernels. CPU is what the batch cost in all threads but for the
 //! launches and the waits; for the crate it includes the writing of the rows. Differences to *nothing* have an interval
-//! of 95 %.
+//! of 95 %. The ways come in another order in each round. While a copy from the host runs, every launch takes longer, whoever
+//! issued the copy, since both use the link; *2nd half* compares the launches of the second half of a step alone, by when
+//! a copy from page-locked memory is over.
 //!
 //! Cases, chosen by words: `L=500`, `L=2000`, `L=10000`; `sweep` (larger kernels, until the device is the bottleneck);
 //! `graph` (the step as one CUDA graph); `publish` (weights out of the device); `overhead` (what `next_batch` and drop

@@ -192,6 +192,17 @@ fn equal_ways_differ_by_nothing() {
     assert!(Difference::between(&[], &figures).median.is_nan());
 }
 
+#[test]
+fn a_shuffle_gives_every_order_about_equally_often() {
+    let (mut random, mut seen) = (Random(11), std::collections::HashMap::new());
+    for _ in 0..6000 {
+        let mut items = [0, 1, 2];
+        random.shuffle(&mut items);
+        *seen.entry(items).or_insert(0) += 1;
+    }
+    assert!(seen.len() == 6 && seen.values().all(|&count| (850..1150).contains(&count)), "{seen:?}");
+}
+
 // ---- arguments ----
 
 fn take(words: &str) -> Result<(Flags, Vec<String>), String> {

@@ -86,6 +86,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for place in (1..items.len()).rev() {
+            items.swap(place, self.below(place + 1));
+        }
+    }
+
     pub fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
