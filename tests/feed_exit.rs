@@ -28,8 +28,10 @@ fn ends_well(name: &str) -> Vec<String> {
     std::fs::read_to_string(log).expect("the fake's log").lines().map(str::to_owned).collect()
 }
 
+type All = (Small, Feed, Writer, Learner, Batch);
+
 /// A feed that runs, page-locked, with a batch taken and a step begun.
-fn running(name: &str) -> (Small, Feed, Writer, Learner, Batch) {
+fn running(name: &str) -> All {
     let fake = Fake::new(&scratch(&format!("{name}-fake")), "libcudart.so.13");
     fake.log_file(std::env::var_os("LOG").expect("the parent says where").as_ref());
     let small = Small::new();
@@ -50,7 +52,7 @@ fn of<'l>(log: &'l [String], function: &str) -> Vec<&'l String> {
 /// Statics are not dropped, so the actors' threads still run when the process ends.
 #[test]
 fn a_feed_in_a_static() {
-    static KEPT: OnceLock<Mutex<(Small, Feed, Writer, Learner, Batch)>> = OnceLock::new();
+    static KEPT: OnceLock<Mutex<All>> = OnceLock::new();
     const NAME: &str = "a_feed_in_a_static";
     if is_child(NAME) {
         assert!(KEPT.set(Mutex::new(running(NAME))).is_ok());
@@ -74,7 +76,7 @@ fn a_feed_that_is_forgotten_with_all_its_handles() {
 /// An exit hook that runs when CUDA has shut down already: every call of it answers 4, and that is nothing to tell.
 #[test]
 fn a_feed_that_is_dropped_behind_cudas_own_end() {
-    static KEPT: Mutex<Option<(Small, Feed, Writer, Learner, Batch)>> = Mutex::new(None);
+    static KEPT: Mutex<Option<All>> = Mutex::new(None);
     extern "C" fn late() {
         drop(KEPT.lock().unwrap().take());
     }
