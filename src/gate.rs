@@ -9,7 +9,7 @@ use crate::sync::{Padded, Patience, Spin, lock};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::task::Waker;
 
 /// A first-in, first-out gate. See the module's text.
@@ -169,23 +169,43 @@ impl<T> Gate<T> {
 
     /// No token comes any more; those that are here can still be taken.
     pub(crate) fn end(&self, reason: Closed) -> Wakes {
-        self.shut(reason, false).1
-    }
-
-    /// No token comes and none is given any more; returns those that were here. The first reason stays.
-    pub(crate) fn close(&self, reason: Closed) -> (VecDeque<T>, Wakes) {
-        self.shut(reason, true)
-    }
-
-    fn shut(&self, reason: Closed, drain: bool) -> (VecDeque<T>, Wakes) {
         let mut state = lock(&self.state);
-        let ended = matches!(state.closed, Some(Closed::Ended | Closed::LaneGone { .. }));
-        if state.closed.is_none() || (ended && drain) {
+        state.closed.get_or_insert(reason);
+        self.announce(state)
+    }
+
+    /// No token comes and none is given any more; returns those that were here. The first reason stays, but for that of
+    /// an end.
+    pub(crate) fn close(&self, reason: Closed) -> (VecDeque<T>, Wakes) {
+        let mut state = lock(&self.state);
+        if state.closed.is_none() || state.is_ended() {
             state.closed = Some(reason);
         }
-        let drained = if drain { std::mem::take(&mut state.tokens) } else { VecDeque::new() };
+        let drained = std::mem::take(&mut state.tokens);
+        (drained, self.announce(state))
+    }
+
+    /// As `close`, but those that `keep` names can still be taken. The reason of an end stays where nothing was lost.
+    pub(crate) fn close_but(&self, reason: Closed, keep: impl Fn(&T) -> bool) -> (VecDeque<T>, Wakes) {
+        let mut state = lock(&self.state);
+        let (kept, drained): (VecDeque<T>, VecDeque<T>) = std::mem::take(&mut state.tokens).into_iter().partition(keep);
+        state.tokens = kept;
+        if state.closed.is_none() || (state.is_ended() && !drained.is_empty()) {
+            state.closed = Some(reason);
+        }
+        (drained, self.announce(state))
+    }
+
+    fn announce(&self, mut state: MutexGuard<'_, State<T>>) -> Wakes {
         self.hint.store(CLOSED_HINT, Ordering::Relaxed);
-        (drained, Wakes { threads: Threads::All, wakers: std::mem::take(&mut state.wakers) })
+        Wakes { threads: Threads::All, wakers: std::mem::take(&mut state.wakers) }
+    }
+}
+
+impl<T> State<T> {
+    /// By the end of the source, and not by a close.
+    fn is_ended(&self) -> bool {
+        matches!(self.closed, Some(Closed::Ended | Closed::LaneGone { .. }))
     }
 }
 
@@ -240,6 +260,36 @@ mod tests {
         assert_eq!(close(&gate, Closed::LearnerGone), ['a']);
         assert!(close(&gate, Closed::Stopped).is_empty());
         assert_eq!(gate.take(Patience::None, &mut Spin::default()), Err(Closed::LearnerGone));
+    }
+
+    #[test]
+    fn a_close_that_keeps_some_gives_them_before_the_reason() {
+        let close = |gate: &Gate<u64>, below: u64| {
+            let (drained, wakes) = gate.close_but(Closed::Stopped, |token| *token < below);
+            gate.wake(wakes);
+            drained
+        };
+        let mut spin = Spin::default();
+        let gate = Gate::new();
+        (0..4).for_each(|_| put(&gate, |sequence| sequence));
+        assert_eq!(close(&gate, 2), [2, 3]);
+        assert_eq!(close(&gate, 2), [], "again: they stay");
+        assert_eq!(gate.take(Patience::Forever, &mut spin), Ok(Some(0)));
+        assert_eq!(gate.take(Patience::Forever, &mut spin), Ok(Some(1)));
+        assert_eq!(gate.take(Patience::Forever, &mut spin), Err(Closed::Stopped));
+
+        // An end stays one where nothing was lost by the close.
+        for (below, reason) in [(1, Closed::Ended), (0, Closed::Stopped)] {
+            let gate = Gate::new();
+            put(&gate, |sequence| sequence);
+            gate.wake(gate.end(Closed::Ended));
+            assert_eq!(close(&gate, below).len(), 1 - below as usize);
+            assert_eq!(
+                gate.take(Patience::None, &mut spin).map(|token| token.is_some()).ok(),
+                (below == 1).then_some(true)
+            );
+            assert_eq!(gate.take(Patience::None, &mut spin), Err(reason));
+        }
     }
 
     #[test]

@@ -108,9 +108,23 @@ fn writers_write_batches_of_the_weight_that_is_expected() {
             }
         }
     }
+    // What is there is committed as it is: the rows of an earlier batch, with the numbers of new steps.
+    let wide = Writers::wide(&feed, shape, &handles, 3).unwrap();
+    wide.order(1, Content::Stamped);
+    let stamped = learner.next_batch().unwrap();
+    assert!(stamped.lanes().eq(12..24), "{:?}", stamped.lanes().collect::<Vec<_>>());
+    let rows = || stamped.lanes().map(|lane| lane as u64).zip(stamped.first_steps());
+    assert_eq!(weight(stamped.slice(handles.columns[1]).iter().copied()), shape.column_weight(3, 1, rows()));
+    drop(stamped);
+    wide.order(3, Content::There);
+    for number in 9..12 {
+        let batch = learner.next_batch().unwrap();
+        assert_eq!((batch.sequence_number(), batch.rows()), (number, 12));
+    }
     writers.order(u64::MAX, Content::Cached); // the ring fills, they wait, and the stop ends them
     feed.stop(std::time::Duration::from_secs(10)).unwrap();
     writers.join().unwrap();
+    wide.join().unwrap();
 }
 
 #[test]
@@ -173,7 +187,20 @@ fn drift_that_both_ways_share_does_not_widen_it() {
 fn equal_ways_differ_by_nothing() {
     let figures = [3.0, 1.0, 2.0];
     assert_eq!(Difference::between(&figures, &figures), Difference { median: 0.0, low: 0.0, high: 0.0 });
+    let part = Difference { median: 1.0, low: -2.0, high: 4.0 }.percent_of(200.0);
+    assert_eq!(part, Difference { median: 0.5, low: -1.0, high: 2.0 });
     assert!(Difference::between(&[], &figures).median.is_nan());
+}
+
+#[test]
+fn a_shuffle_gives_every_order_about_equally_often() {
+    let (mut random, mut seen) = (Random(11), std::collections::HashMap::new());
+    for _ in 0..6000 {
+        let mut items = [0, 1, 2];
+        random.shuffle(&mut items);
+        *seen.entry(items).or_insert(0) += 1;
+    }
+    assert!(seen.len() == 6 && seen.values().all(|&count| (850..1150).contains(&count)), "{seen:?}");
 }
 
 // ---- arguments ----
