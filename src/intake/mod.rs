@@ -159,7 +159,7 @@ pub(crate) struct IntakeGate {
     stamp: ForkStamp,
     /// The versions that writers act with, once one of them asked: the lag histogram is counted against them.
     seen_versions: OnceLock<Arc<Versions>>,
-    cells: Box<[stripes::Cell]>,
+    stripes: stripes::Stripes,
     /// Whether a claim should look for gaps first; a hint, the truth is in `state`.
     gaps_hint: Padded<AtomicBool>,
     /// Counts events that may have made room; spinning writers watch it.
@@ -245,7 +245,7 @@ impl IntakeGate {
             stamp: ring.stamp(),
             page_locked_bytes: if ring.is_pinned() { ring.bytes() } else { 0 },
             seen_versions,
-            cells: (0..buffers).map(|_| stripes::Cell::new(layout.rows)).collect(),
+            stripes: stripes::Stripes::new(buffers, layout.rows),
             gaps_hint: Padded(AtomicBool::new(false)),
             events: Padded(AtomicU64::new(0)),
             over: OnceLock::new(),

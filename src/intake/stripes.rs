@@ -17,10 +17,11 @@ use std::time::Instant;
 /// More stripes than this gain nothing: they would be a few rows each.
 const MAX_STRIPES: usize = 64;
 
-/// The stripes of one slot, used while it is open.
+/// The stripes of all slots, as many for each, used while their slot is open.
 #[derive(Debug)]
-pub(super) struct Cell {
-    stripes: Box<[Padded<StripeLock>]>,
+pub(super) struct Stripes {
+    a_slot: usize,
+    all: Box<[Padded<StripeLock>]>,
 }
 
 /// A stripe behind its lock.
@@ -47,9 +48,21 @@ impl StripeLock {
     }
 }
 
-impl Cell {
-    pub(super) fn new(rows: usize) -> Cell {
-        Cell { stripes: (0..MAX_STRIPES.min(rows)).map(|_| Padded::default()).collect() }
+impl Stripes {
+    pub(super) fn new(slots: usize, rows: usize) -> Stripes {
+        let a_slot = MAX_STRIPES.min(rows);
+        Stripes { a_slot, all: (0..slots * a_slot).map(|_| Padded::default()).collect() }
+    }
+
+    /// The stripes of an open slot, and the number of the first.
+    fn of(&self, open: &Open) -> (&[Padded<StripeLock>], u32) {
+        let first = open.slot as usize * self.a_slot;
+        (&self.all[first..first + open.stripes as usize], first as u32)
+    }
+
+    #[inline]
+    fn get(&self, index: u32) -> &StripeLock {
+        &self.all[index as usize]
     }
 }
 
@@ -72,6 +85,7 @@ pub(crate) struct Claim {
     pub(crate) slot: u32,
     pub(crate) start: u32,
     pub(crate) rows: u32,
+    /// Counted over all slots, as in the cursor.
     stripe: u32,
     opening: u64,
 }
@@ -206,7 +220,7 @@ impl IntakeGate {
         let result = self.claim_slow(cursor, patience, counters, |gate, state, _| {
             let gaps: usize = state.striped.gaps.iter().map(|gap| gap.rows as usize).sum();
             let free = state.free.len() * gate.layout.rows;
-            let open = |open: &Open| gate.stripes(open).iter().map(|stripe| stripe.room()).sum::<usize>();
+            let open = |open: &Open| gate.stripes.of(open).0.iter().map(|stripe| stripe.room()).sum::<usize>();
             (gaps + free + state.striped.open.iter().map(open).sum::<usize>() >= rows).then_some(())
         });
         lock(&self.state).choosy -= 1;
@@ -222,7 +236,7 @@ impl IntakeGate {
     /// The claim's rows are written. They are the learner's when their slot is full.
     #[inline]
     pub(crate) fn commit(self: &Arc<Self>, claim: &Claim) -> Result<(), Closed> {
-        let mut stripe = lock(&self.stripe(claim.slot, claim.stripe).stripe);
+        let mut stripe = lock(&self.stripes.get(claim.stripe).stripe);
         if stripe.opening != claim.opening {
             drop(stripe);
             return Err(self.end_claim_after_close());
@@ -239,7 +253,7 @@ impl IntakeGate {
 
     /// The claim's rows were not written: as if never claimed.
     pub(crate) fn unclaim(self: &Arc<Self>, claim: &Claim) {
-        let lock_of = self.stripe(claim.slot, claim.stripe);
+        let lock_of = self.stripes.get(claim.stripe);
         let mut stripe = lock(&lock_of.stripe);
         if stripe.opening != claim.opening {
             drop(stripe);
@@ -270,7 +284,7 @@ impl IntakeGate {
         let earlier = |opening: u64| opening <= batch;
         let mut open = state.striped.open.iter().filter(|open| earlier(open.opening));
         state.striped.gaps.iter().any(|gap| earlier(gap.opening))
-            || open.any(|open| self.stripes(open).iter().any(|stripe| stripe.room() > 0))
+            || open.any(|open| self.stripes.of(open).0.iter().any(|stripe| stripe.room() > 0))
     }
 
     /// Claims `rows` rows of a batch before `batch`; none if those have no room.
@@ -297,7 +311,7 @@ impl IntakeGate {
         if cursor.opening == 0 || self.gaps_hint.load(Ordering::Relaxed) {
             return None;
         }
-        let lock_of = self.stripe(cursor.slot, cursor.stripe);
+        let lock_of = self.stripes.get(cursor.stripe);
         let mut stripe = lock(&lock_of.stripe);
         if stripe.opening != cursor.opening || ((stripe.end - stripe.next) as usize) < rows {
             return None;
@@ -344,7 +358,7 @@ impl IntakeGate {
     /// Claims `least..=most` rows of an open slot: of the writer's own stripe, else of the fullest. `Err` tells whether
     /// there was any room at all.
     fn claim_in(&self, open: &Open, least: usize, most: usize, cursor: &mut StripeCursor) -> Result<Claim, bool> {
-        let stripes = self.stripes(open);
+        let (stripes, first) = self.stripes.of(open);
         let own = (cursor.writer % open.stripes as usize) as u32;
         let room = |index: u32| stripes[index as usize].room();
         let mut best = (room(own), own);
@@ -356,8 +370,8 @@ impl IntakeGate {
             let mut stripe = lock(&lock_of.stripe);
             let room = (stripe.end - stripe.next) as usize;
             if room >= least {
-                (cursor.slot, cursor.stripe, cursor.opening) = (open.slot, best.1, open.opening);
-                return Ok(lock_of.take_rows(&mut stripe, room.min(most) as u32, open.slot, best.1));
+                (cursor.slot, cursor.stripe, cursor.opening) = (open.slot, first + best.1, open.opening);
+                return Ok(lock_of.take_rows(&mut stripe, room.min(most) as u32, open.slot, first + best.1));
             }
             drop(stripe);
             // Its own writer was quicker: look again. Rooms only shrink here, since dropped claims need the lock of
@@ -369,15 +383,6 @@ impl IntakeGate {
         }
     }
 
-    fn stripes(&self, open: &Open) -> &[Padded<StripeLock>] {
-        &self.cells[open.slot as usize].stripes[..open.stripes as usize]
-    }
-
-    #[inline]
-    fn stripe(&self, slot: u32, stripe: u32) -> &StripeLock {
-        &self.cells[slot as usize].stripes[stripe as usize]
-    }
-
     fn take_gap(&self, state: &mut State, place: usize, rows: usize) -> Claim {
         let gap = &mut state.striped.gaps[place];
         let claim = Claim { rows: rows as u32, ..*gap };
@@ -387,7 +392,7 @@ impl IntakeGate {
             state.striped.gaps.remove(place);
         }
         self.gaps_hint.store(!state.striped.gaps.is_empty(), Ordering::Relaxed);
-        lock(&self.stripe(claim.slot, claim.stripe).stripe).claims += 1;
+        lock(&self.stripes.get(claim.stripe).stripe).claims += 1;
         claim
     }
 
@@ -399,21 +404,22 @@ impl IntakeGate {
         let unit = widest.min(rows);
         let units = rows / unit;
         let count = writers.clamp(1, units.min(MAX_STRIPES));
+        let open = Open { slot, opening, stripes: count as u32, left: count as u32, opened: Instant::now() };
         let mut start = 0;
-        for index in 0..count {
+        for (index, lock_of) in self.stripes.of(&open).0.iter().enumerate() {
             let end = if index + 1 == count {
                 rows
             } else {
                 start + (units / count + usize::from(index < units % count)) * unit
             };
-            let (lock_of, next) = (self.stripe(slot, index as u32), start as u32);
+            let next = start as u32;
             let mut stripe = lock(&lock_of.stripe);
             *stripe = Stripe { opening, start: next, next, end: end as u32, committed: 0, claims: 0 };
             lock_of.room.store(stripe.end - next, Ordering::Relaxed);
             drop(stripe);
             start = end;
         }
-        Some(Open { slot, opening, stripes: count as u32, left: count as u32, opened: Instant::now() })
+        Some(open)
     }
 
     #[cold]
@@ -438,7 +444,7 @@ impl IntakeGate {
         state.striped.gaps.clear();
         self.gaps_hint.store(false, Ordering::Relaxed);
         for open in std::mem::take(&mut state.striped.open) {
-            for stripe in self.stripes(&open) {
+            for stripe in self.stripes.of(&open).0 {
                 let mut stripe = lock(&stripe.stripe);
                 stripe.opening = 0;
                 rows += u64::from(stripe.committed);
@@ -500,7 +506,7 @@ impl IntakeGate {
     }
 
     fn committed_rows(&self, state: &MutexGuard<'_, State>, open: &Open) -> Vec<(u32, usize)> {
-        let stripes = self.stripes(open);
+        let (stripes, _) = self.stripes.of(open);
         let gap = |row: usize| {
             let of_slot = state.striped.gaps.iter().filter(|gap| gap.opening == open.opening);
             of_slot.into_iter().any(|gap| (gap.start..gap.start + gap.rows).contains(&(row as u32)))

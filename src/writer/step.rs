@@ -598,8 +598,8 @@ impl Writer {
     /// other leaves later, so the element type is compared too: bytes are never taken for what they are not.
     #[inline]
     fn own<T: Element>(&self, leaf: Leaf<T>) -> Result<usize, PutError> {
-        let (layout, index) = (&self.gate.layout, leaf.index as usize);
-        let same = leaf.schema == layout.schema && layout.leaves.get(index).is_some_and(|own| own.dtype == T::DTYPE);
+        let index = leaf.index as usize;
+        let same = leaf.schema == self.schema && self.in_slot.get(index).is_some_and(|own| own.dtype == T::DTYPE);
         if same { Ok(index) } else { Err(PutError::Foreign) }
     }
 
