@@ -5,6 +5,7 @@
 //! cargo bench --bench h2d -- --torn BATCHES [--writers N]
 //! cargo bench --bench h2d -- --soak SECONDS [--writers N]
 //! cargo bench --bench h2d -- --devices N [--json PATH] [--pairs N]
+//! cargo bench --bench h2d -- --peers TURNS [--writers N]
 //! ```
 //!
 //! *Rates*: batches of 64 KB to 256 MB in 1, 3, 44 and 256 leaves, in turns of one run: one `cudaMemcpyAsync` a batch
@@ -23,12 +24,17 @@
 //!
 //! *Devices*: one ring feeds N devices, on demand and by rounds, with rows there; bytes a second of all together over those
 //! of one device fed alone, beside the same for copies by hand, in turns of one run.
+//!
+//! *Peers*: lines of JSON as `scripts/peers/run.py` prints them, of the same workloads.
 
 mod common;
 mod gpu;
 #[path = "gpu/devices.rs"]
 #[allow(unsafe_code)]
 mod devices;
+#[path = "gpu/peers.rs"]
+#[allow(unsafe_code)]
+mod peers;
 #[path = "gpu/rates.rs"]
 #[allow(unsafe_code)]
 mod rates;
@@ -45,10 +51,13 @@ use std::process::ExitCode;
 const TORN_IN_CHECK: usize = 300;
 
 fn main() -> ExitCode {
-    gpu::main("h2d", &["--torn", "--soak", "--devices", "--writers"], |setting, report| {
+    gpu::main("h2d", &["--torn", "--soak", "--devices", "--peers", "--writers"], |setting, report| {
         let (torn, soak) = (setting.flags.get("--torn"), setting.flags.get("--soak"));
         if let Some(count) = setting.flags.get("--devices") {
             return devices::run(setting, report, count);
+        }
+        if let Some(turns) = setting.flags.get("--peers") {
+            return peers::run(setting, turns);
         }
         if torn.is_none() && soak.is_none() {
             rates::run(setting, report)?;

@@ -129,7 +129,8 @@ for part in ${parts[@]/#stall/L500 L2000 L10000 sweep graph}; do
             else
                 run peers 15 "${PYTHON:-python3}" "$bin/peers/run.py" --quick
             fi
-            grep '^{' "$out/peers.log" >"$out/peers.jsonl"
+            run peers.pinring 10 "$bin/h2d" --bench --peers 50
+            grep -h '^{' "$out/peers.log" "$out/peers.pinring.log" >"$out/peers.jsonl"
             ;;
         *)
             echo "no part is called $part"
