@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -82,7 +82,8 @@ pub struct MappedAllocator(Arc<Shared>);
 
 struct Shared {
     search: CudaSearch,
-    stamp: ForkStamp,
+    /// Of the process that first attached a device: only from then on is a forked child without CUDA.
+    stamp: OnceLock<ForkStamp>,
     pinned_mode: AtomicBool,
     ignore_budget: AtomicBool,
     cache_limit: AtomicUsize,
@@ -117,7 +118,7 @@ impl MappedAllocator {
     pub fn with_search(search: CudaSearch) -> MappedAllocator {
         MappedAllocator(Arc::new(Shared {
             search,
-            stamp: ForkStamp::now(),
+            stamp: OnceLock::new(),
             pinned_mode: AtomicBool::new(false),
             ignore_budget: AtomicBool::new(false),
             cache_limit: AtomicUsize::new(CACHE_BYTES),
@@ -174,7 +175,7 @@ impl MappedAllocator {
         if bytes == 0 || isize::try_from(bytes).is_err() {
             return Err(MappedError::Size { bytes });
         }
-        if self.0.stamp.is_inherited() {
+        if self.0.is_inherited() {
             return Err(MappedError::UsedAfterFork);
         }
         let device = self.0.device(device)?;
@@ -228,7 +229,7 @@ impl MappedAllocator {
     ///
     /// `stream` is a live stream, and stays so until the allocation is freed.
     pub unsafe fn record_stream(&self, address: u64, stream: usize) -> bool {
-        if self.0.stamp.is_inherited() {
+        if self.0.is_inherited() {
             return false;
         }
         let mut state = self.0.state();
@@ -245,7 +246,7 @@ impl MappedAllocator {
     /// The host address of a byte of a page-locked allocation, by the device address of that byte: of its first one or of
     /// any within. `None` for device memory, for one past the end, and for what is not allocated here.
     pub fn host_ptr_of(&self, device_ptr: u64) -> Option<NonNull<u8>> {
-        if self.0.stamp.is_inherited() {
+        if self.0.is_inherited() {
             return None;
         }
         let state = self.0.state();
@@ -258,7 +259,7 @@ impl MappedAllocator {
     /// The counts of one device, or of all. Page-locked memory counts for the device that it was asked for. Zeros in a
     /// forked child.
     pub fn statistics(&self, device: Option<i32>) -> MappedStatistics {
-        if self.0.stamp.is_inherited() {
+        if self.0.is_inherited() {
             return MappedStatistics::default();
         }
         self.0.state().counts.statistics(device)
@@ -266,7 +267,7 @@ impl MappedAllocator {
 
     /// Sets the peaks of one device, or of all, to what is live now.
     pub fn reset_peaks(&self, device: Option<i32>) {
-        if !self.0.stamp.is_inherited() {
+        if !self.0.is_inherited() {
             self.0.state().counts.reset_peaks(device);
         }
     }
@@ -278,7 +279,7 @@ impl MappedAllocator {
     ///
     /// CUDA waits for every queued copy of the process while it unregisters: not for a thread that must not wait.
     pub fn release_cached(&self, patience: Duration) -> usize {
-        if self.0.stamp.is_inherited() {
+        if self.0.is_inherited() {
             return 0;
         }
         self.0.release(patience)
@@ -290,7 +291,7 @@ impl MappedAllocator {
     ///
     /// The graphs that were captured meanwhile are destroyed, and no launch of them is running or queued.
     pub unsafe fn release_captured(&self) -> usize {
-        if self.0.stamp.is_inherited() {
+        if self.0.is_inherited() {
             return 0;
         }
         let captured = {
@@ -330,6 +331,11 @@ fn is_shortage(error: &MappedError) -> bool {
 }
 
 impl Shared {
+    /// Whether this process is a forked child of the one that uses the allocator.
+    fn is_inherited(&self) -> bool {
+        self.stamp.get().is_some_and(|stamp| stamp.is_inherited())
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing that can panic leaves the lists and counts half-changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -342,6 +348,7 @@ impl Shared {
             return Ok(device);
         }
         let device = Device::attach(&self.search, ordinal)?;
+        self.stamp.get_or_init(ForkStamp::now);
         let mut state = self.state();
         // Another thread may have attached it meanwhile: then that one is used.
         Ok(known(&state).unwrap_or_else(|| {
@@ -354,10 +361,10 @@ impl Shared {
     fn make(&self, kind: MemoryKind, bytes: usize, device: &Device) -> Result<u64, MappedError> {
         let backing = match kind {
             MemoryKind::Device => self.make_device(bytes, device)?,
-            MemoryKind::PageLocked => match self.state().take_cached(bytes, device) {
-                Some(backing) => backing,
-                None => self.make_page_locked(bytes, device)?,
-            },
+            MemoryKind::PageLocked => {
+                let cached = self.state().take_cached(bytes, device); // and the lock is free again
+                cached.map_or_else(|| self.make_page_locked(bytes, device), Ok)?
+            }
         };
         let address = backing.address();
         let mut state = self.state();
@@ -390,7 +397,7 @@ impl Shared {
     /// # Safety
     /// As for [`MappedAllocator::free`]; without a stream, nothing but the recorded streams uses the memory.
     unsafe fn free(&self, address: u64, stream: Option<RawStream>) -> Result<(), FreeError> {
-        if self.stamp.is_inherited() {
+        if self.is_inherited() {
             return Ok(()); // the parent's; this process has a wiped copy of the addresses
         }
         let (allocation, devices) = {
@@ -562,7 +569,7 @@ impl Drop for Shared {
     /// The last handle is gone. What is live is in somebody's use, and what waits or was captured may be in a stream's:
     /// that stays for the rest of the process (invariant 3).
     fn drop(&mut self) {
-        if self.stamp.is_inherited() {
+        if self.is_inherited() {
             return; // the memory's own drops call no CUDA here
         }
         self.collect();

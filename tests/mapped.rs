@@ -1,0 +1,670 @@
+//! The mapped allocator against the fake CUDA: what it hands out, when freed memory is used again, and what is left.
+#![cfg(all(feature = "mapped-allocator", target_os = "linux"))]
+#![allow(unsafe_code)]
+
+mod common;
+#[path = "common/life.rs"]
+mod life;
+
+use common::fake::{Fake, Hazards};
+use common::scratch;
+use life::{alone, rings};
+use pinring::{CudaSearch, FreeError, MappedAllocator, MappedError, MemoryKind, RingError};
+use std::time::Duration;
+
+const MIB: usize = 1 << 20;
+/// `cudaStreamNonBlocking`.
+const NON_BLOCKING: u32 = 1;
+/// Long enough for what completes at once, and of no consequence otherwise.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+use MemoryKind::{Device, PageLocked};
+
+/// A fake that is runtime and driver, with so many devices, and an allocator that finds no other.
+fn fake_with(name: &str, devices: i32) -> (Fake, MappedAllocator) {
+    let fake = Fake::new(&scratch(name), "libcudart.so.13");
+    fake.devices(devices);
+    let search = CudaSearch::new().library_only(fake.path()).driver(fake.path());
+    (fake, MappedAllocator::with_search(search))
+}
+
+fn fake(name: &str) -> (Fake, MappedAllocator) {
+    fake_with(name, 1)
+}
+
+/// Frees behind a stream that the test keeps alive; nothing else uses the memory.
+fn free(allocator: &MappedAllocator, address: u64, stream: usize) -> Result<(), FreeError> {
+    // SAFETY: the tests' streams are live, and they use nothing that they have freed.
+    unsafe { allocator.free(address, stream) }
+}
+
+/// Gives everything back, once what is queued has run; what streams still use then.
+fn release(fake: &Fake, allocator: &MappedAllocator) -> usize {
+    fake.run_all();
+    allocator.release_cached(PATIENCE)
+}
+
+/// Everything was given back: by the allocator's own counts, by CUDA's and by the kernel's.
+fn assert_nothing_is_left(fake: &Fake, allocator: &MappedAllocator) {
+    let statistics = allocator.statistics(None);
+    assert_eq!((statistics.page_locked.held_bytes(), statistics.device.held_bytes()), (0, 0), "{statistics:?}");
+    assert_eq!((statistics.page_locked.live, statistics.device.live), (0, 0));
+    assert_eq!(fake.live_registrations(), []);
+    assert_eq!(fake.live_allocations(), []);
+    assert_eq!(fake.live_events(), []);
+    assert_eq!(rings(), []);
+    assert_eq!(fake.hazards(), Hazards::default());
+    assert_eq!((fake.contexts(), fake.capture_mode(), fake.peek_last_error()), (0, 0, 0), "this thread is as it was");
+}
+
+/// Sequence numbers of a function's calls.
+fn sequence(fake: &Fake, function: &str) -> Vec<u64> {
+    fake.calls_of(function).iter().map(|call| call.sequence).collect()
+}
+
+alone! {
+    fn page_locked_memory_is_one_registration_with_two_addresses() {
+        let (fake, allocator) = fake("two-addresses");
+        let bytes = 3 * MIB + 100; // no whole pages
+        let memory = allocator.page_locked(bytes, 0).unwrap();
+        let registered = fake.live_registrations();
+        assert_eq!(registered.len(), 1);
+        assert_eq!((registered[0].bytes, registered[0].flags), (3 * MIB + 4096, 3), "whole pages, portable and mapped");
+        assert_eq!(memory.host_ptr().addr().get(), registered[0].start);
+        assert_ne!(memory.device_ptr(), registered[0].start as u64, "asked, not assumed");
+        assert_eq!((memory.bytes(), memory.host_ptr().addr().get() % (2 * MIB)), (bytes, 0));
+
+        // The same bytes under both.
+        // SAFETY: the memory is this test's alone, and as long as that.
+        unsafe { memory.host_ptr().add(bytes - 3).copy_from_nonoverlapping(std::ptr::NonNull::from(b"abc").cast(), 3) };
+        assert_eq!(fake.device_bytes(memory.device_ptr() + bytes as u64 - 3, 3), b"abc");
+
+        // Any byte within, none past the end.
+        let host = |offset: u64| allocator.host_ptr_of(memory.device_ptr() + offset).map(|host| host.addr().get());
+        let start = memory.host_ptr().addr().get();
+        for offset in [0, 1, 4096, bytes - 1] {
+            assert_eq!(host(offset as u64), Some(start + offset));
+        }
+        assert_eq!(host(bytes as u64), None, "one past the end");
+        assert_eq!(allocator.host_ptr_of(memory.device_ptr() - 1), None);
+        let on_device = allocator.allocate(Device, 512, 0).unwrap();
+        assert_eq!(allocator.host_ptr_of(on_device), None, "no host address");
+
+        let statistics = allocator.statistics(Some(0));
+        assert_eq!((statistics.page_locked.live_bytes, statistics.device.live_bytes), (bytes, 512));
+        drop(memory);
+        free(&allocator, on_device, 0).unwrap();
+        assert_eq!(allocator.host_ptr_of(start as u64), None);
+        assert_eq!(release(&fake, &allocator), 0);
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    fn the_mode_is_for_later_allocations_and_each_is_freed_as_what_it_is() {
+        let (fake, allocator) = fake("modes");
+        allocator.set_cache_limit(0);
+        let stream = fake.user_stream(NON_BLOCKING);
+        let turn = || {
+            allocator.use_pinned(true);
+            let p = allocator.allocate(allocator.mode(), 10_000, 0).unwrap();
+            allocator.use_pinned(false);
+            let q = allocator.allocate(allocator.mode(), 10_000, 0).unwrap();
+            (p, q)
+        };
+        let (p, q) = turn();
+        assert_eq!(fake.live_registrations()[0].bytes, 12_288);
+        assert_eq!(fake.live_allocations()[0].bytes, 10_000);
+        free(&allocator, p, stream).unwrap();
+        free(&allocator, q, stream).unwrap();
+        release(&fake, &allocator);
+        assert_nothing_is_left(&fake, &allocator);
+
+        for i in 0..1000 {
+            allocator.use_pinned(i % 2 == 0);
+            let (p, q) = turn();
+            allocator.use_pinned(i % 3 == 0);
+            let order = if i % 2 == 0 { [p, q] } else { [q, p] };
+            order.into_iter().for_each(|address| free(&allocator, address, stream).unwrap());
+            fake.run(stream);
+        }
+        release(&fake, &allocator);
+        // Never the one's call for the other.
+        let freed: Vec<u64> = fake.calls_of("cuMemFree_v2").iter().map(|call| call.args[0]).collect();
+        let registered: Vec<u64> = fake.calls_of("cudaHostRegister").iter().map(|call| call.args[0]).collect();
+        let unregistered = fake.calls_of("cudaHostUnregister");
+        assert_eq!((freed.len(), registered.len(), unregistered.len()), (1001, 1001, 1001));
+        assert!(unregistered.iter().all(|call| registered.contains(&call.args[0]) && call.code == Some(0)));
+        assert!(fake.calls_of("cuMemFree_v2").iter().all(|call| call.code == Some(0)));
+        assert_eq!(fake.calls_of("cudaFree").len(), 1, "cudaFree(0), at the start");
+        let statistics = allocator.statistics(None);
+        assert_eq!((statistics.page_locked.frees, statistics.device.frees), (1001, 1001));
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    fn what_is_no_allocation_is_not_freed() {
+        let (fake, allocator) = fake("foreign");
+        let p = allocator.allocate(PageLocked, 8192, 0).unwrap();
+        assert_eq!(free(&allocator, p + 4096, 0), Err(FreeError::Unknown { address: p + 4096, inside: Some(p) }));
+        assert_eq!(free(&allocator, p + 8192, 0), Err(FreeError::Unknown { address: p + 8192, inside: None }));
+        let error = free(&allocator, 0xdead_0000, 0).unwrap_err();
+        assert!(error.to_string().starts_with("0xdead0000 was not freed: it is no allocation"), "{error}");
+        assert_eq!(allocator.statistics(None).page_locked.live, 1);
+        free(&allocator, p, 0).unwrap();
+        assert_eq!(free(&allocator, p, 0), Err(FreeError::Unknown { address: p, inside: None }), "freed before");
+        release(&fake, &allocator);
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    fn a_free_waits_for_its_stream_and_the_copy_sees_the_bytes() {
+        let (fake, allocator) = fake("ordered");
+        allocator.set_cache_limit(0);
+        for stream in [fake.user_stream(NON_BLOCKING), 0] {
+            let memory = allocator.allocate(PageLocked, 4096, 0).unwrap();
+            let host = allocator.host_ptr_of(memory).unwrap();
+            // SAFETY: this test's memory.
+            unsafe { host.write_bytes(0x5A, 4096) };
+            let target = fake.user_memory(4096);
+            let code = fake.user_copy_in(target, host.as_ptr(), 4096, stream);
+            assert_eq!(code, 0);
+            let (registered, queries) = (fake.live_registrations().len(), sequence(&fake, "cuEventQuery").len());
+            free(&allocator, memory, stream).unwrap();
+
+            // The stream has not run: nothing may have happened to the memory.
+            assert_eq!(fake.live_registrations().len(), registered);
+            let statistics = allocator.statistics(None).page_locked;
+            assert_eq!((statistics.live_bytes, statistics.waiting_bytes, statistics.frees > 0), (0, 4096, true));
+            assert_eq!(allocator.release_cached(Duration::ZERO), 4096, "still in use");
+
+            fake.run(stream);
+            assert_eq!(fake.device_bytes(target, 4096), [0x5A; 4096]);
+            assert_eq!(allocator.release_cached(PATIENCE), 0);
+            let done = fake.calls_of("cuEventQuery")[queries..].iter().filter(|c| c.code == Some(0)).map(|c| c.sequence).next();
+            let gone = sequence(&fake, "cudaHostUnregister").last().copied();
+            assert!(done < gone && done.is_some(), "first the event, then the end: {done:?} {gone:?}");
+            fake.free_user_memory(target);
+        }
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    fn device_memory_waits_for_its_stream_too() {
+        let (fake, allocator) = fake("ordered-device");
+        let stream = fake.user_stream(NON_BLOCKING);
+        let source = allocator.page_locked(4096, 0).unwrap();
+        let memory = allocator.allocate(Device, 4096, 0).unwrap();
+        assert_eq!(fake.user_copy_in(memory, source.host_ptr().as_ptr(), 4096, stream), 0);
+        free(&allocator, memory, stream).unwrap();
+        assert_eq!(fake.live_allocations().len(), 1);
+        assert_eq!(allocator.statistics(None).device.waiting_bytes, 4096);
+        fake.run(stream);
+        drop(source);
+        assert_eq!(release(&fake, &allocator), 0);
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    fn recorded_streams_are_waited_for_as_well() {
+        let (fake, allocator) = fake_with("recorded", 2);
+        fake.set_device(1);
+        let elsewhere = fake.user_stream(NON_BLOCKING); // of device 1
+        fake.set_device(0);
+        let (own, other) = (fake.user_stream(NON_BLOCKING), fake.user_stream(NON_BLOCKING));
+        let on_1 = allocator.allocate(Device, 256, 1).unwrap();
+        let memory = allocator.allocate(PageLocked, 4096, 0).unwrap();
+        for stream in [own, other, elsewhere] {
+            // SAFETY: the streams live as long as the test.
+            assert!(unsafe { allocator.record_stream(memory + 5, stream) });
+        }
+        // SAFETY: as above.
+        assert!(!unsafe { allocator.record_stream(memory + 4096, own) });
+        let target = fake.user_memory(64);
+        let host = allocator.host_ptr_of(memory).unwrap();
+        assert_eq!(fake.user_copy_in(target, host.as_ptr(), 64, other), 0);
+        free(&allocator, memory, own).unwrap();
+        assert_eq!(fake.calls_of("cuEventRecord").iter().filter(|call| call.code == Some(0)).count(), 3);
+        fake.hold(elsewhere, true);
+        for stream in [own, other] {
+            fake.run(stream);
+            assert_eq!(allocator.release_cached(Duration::ZERO), 4096, "not all have done with it");
+        }
+        fake.hold(elsewhere, false);
+        fake.run(elsewhere);
+        assert_eq!(allocator.release_cached(PATIENCE), 0);
+        free(&allocator, on_1, 0).unwrap();
+        fake.run_all();
+        assert_eq!(allocator.release_cached(PATIENCE), 0);
+        fake.free_user_memory(target);
+        fake.set_device(0);
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    fn freed_blocks_are_cached_by_size_and_the_cache_is_bounded() {
+        let (fake, allocator) = fake("cache");
+        let stream = fake.user_stream(NON_BLOCKING);
+        let make = |bytes| allocator.allocate(PageLocked, bytes, 0).unwrap();
+        let free = |block| {
+            free(&allocator, block, stream).unwrap();
+            fake.run(stream);
+        };
+        let cached = || allocator.statistics(None).page_locked.cached_bytes;
+        let a = make(2 * MIB);
+        free(a);
+        assert_eq!(cached(), 0, "it is found at the next call");
+        assert_eq!(make(2 * MIB - 5), a, "as many pages: the same block");
+        assert_eq!(fake.calls_of("cudaHostRegister").len(), 1);
+        let b = make(MIB);
+        assert_ne!(b, a);
+
+        allocator.set_cache_limit(3 * MIB);
+        let (c, large) = (make(MIB), make(4 * MIB));
+        for block in [a, b, c] {
+            free(block);
+        }
+        free(large);
+        let d = make(4096); // a call that looks
+        assert_eq!(cached(), 2 * MIB, "b and c: a was the oldest of 4 MiB, and the large one is above the limit");
+        assert_eq!(allocator.statistics(None).page_locked.held_bytes(), 2 * MIB + 4096);
+        assert_eq!(fake.live_registrations().len(), 3);
+        assert_eq!(make(MIB), c, "the one freed last");
+        allocator.set_cache_limit(0);
+        free(c);
+        free(d);
+        assert_eq!(release(&fake, &allocator), 0);
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    fn a_thousand_frees_on_an_idle_stream_wait_for_no_device() {
+        let (fake, allocator) = fake("thousand");
+        let stream = fake.user_stream(NON_BLOCKING);
+        fake.auto_run(true);
+        let first = allocator.allocate(PageLocked, 4096, 0).unwrap();
+        free(&allocator, first, stream).unwrap();
+        let before = fake.calls().len();
+        for _ in 0..1000 {
+            let block = allocator.allocate(PageLocked, 4096, 0).unwrap();
+            free(&allocator, block, stream).unwrap();
+        }
+        let calls = &fake.functions()[before..];
+        for waits in ["cudaDeviceSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "cudaHostUnregister"] {
+            assert!(!calls.iter().any(|call| call == waits), "{waits}");
+        }
+        assert!(calls.len() < 60 * 1000, "{} calls", calls.len());
+        assert_eq!(release(&fake, &allocator), 0);
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    fn calls_while_a_graph_is_captured_leave_it_intact() {
+        let (fake, allocator) = fake("captures");
+        let (captured, other) = (fake.user_stream(NON_BLOCKING), fake.user_stream(NON_BLOCKING));
+        let make = |kind| allocator.allocate(kind, MIB, 0).unwrap();
+        let (p, q, r) = (make(PageLocked), make(Device), make(PageLocked));
+        free(&allocator, r, other).unwrap();
+        fake.begin_capture(captured, 0); // global mode: other threads' calls count too
+        let work = || {
+            let blocks = [make(PageLocked), make(Device)];
+            blocks.into_iter().for_each(|block| free(&allocator, block, other).unwrap());
+            fake.run(other);
+            allocator.release_cached(Duration::ZERO);
+        };
+        work(); // on the thread that captures
+        std::thread::scope(|scope| scope.spawn(work).join().unwrap()); // and on another
+        // What is freed in the captured stream is the graph's.
+        free(&allocator, p, captured).unwrap();
+        free(&allocator, q, captured).unwrap();
+        assert!(fake.end_capture(captured), "the capture is intact");
+
+        let statistics = allocator.statistics(None);
+        assert_eq!((statistics.page_locked.captured_bytes, statistics.device.captured_bytes), (MIB, MIB));
+        fake.run_all();
+        assert_eq!(allocator.release_cached(PATIENCE), 0);
+        assert_eq!(fake.live_registrations().len() + fake.live_allocations().len(), 2, "not given back");
+        assert_ne!(make(PageLocked), p, "nor used again");
+        // SAFETY: the fake keeps no graphs.
+        assert_eq!(unsafe { allocator.release_captured() }, 2 * MIB);
+        let live = allocator.statistics(None).page_locked;
+        assert_eq!((live.live, live.captured_bytes), (1, 0));
+    }
+}
+
+alone! {
+    fn a_free_in_the_legacy_stream_during_a_capture_is_ordered_afterwards() {
+        let (fake, allocator) = fake("legacy");
+        let blocking = fake.user_stream(0);
+        let block = allocator.allocate(PageLocked, MIB, 0).unwrap();
+        let target = fake.user_memory(64);
+        assert_eq!(fake.user_copy_in(target, allocator.host_ptr_of(block).unwrap().as_ptr(), 64, 0), 0);
+        fake.begin_capture(blocking, 0);
+        free(&allocator, block, 0).unwrap(); // an event recorded there now would break the capture
+        assert_eq!(allocator.release_cached(Duration::ZERO), MIB);
+        assert!(fake.end_capture(blocking), "the capture is intact");
+        assert_eq!(allocator.release_cached(Duration::ZERO), MIB, "the copy has not run");
+        fake.run(0);
+        assert_eq!(allocator.release_cached(PATIENCE), 0);
+        fake.free_user_memory(target);
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    fn a_device_that_is_not_there_is_named_and_the_callers_device_stays() {
+        let (fake, allocator) = fake_with("devices", 2);
+        fake.set_device(0);
+        for kind in [Device, PageLocked] {
+            let error = allocator.allocate(kind, 1024, 2).unwrap_err();
+            assert!(matches!(error, MappedError::Device(_)), "{error:?}");
+            assert!(error.to_string().starts_with("there is no device 2: 2 devices are visible"), "{error}");
+            fake.inject("cuDevicePrimaryCtxRetain", 1, 101);
+            let error = allocator.allocate(kind, 1024, 1).unwrap_err().to_string();
+            assert!(error.contains("device 1") && error.contains("101 CUDA_ERROR_INVALID_DEVICE"), "{error}");
+        }
+        assert_eq!((fake.calls_of("cuMemAlloc_v2"), fake.calls_of("cudaHostRegister")), (vec![], vec![]));
+
+        for kind in [Device, PageLocked] {
+            let block = allocator.allocate(kind, 1024, 1).unwrap();
+            free(&allocator, block, 0).unwrap();
+        }
+        assert!(fake.calls_of("cuMemAlloc_v2").iter().all(|call| call.device == Some(1)));
+        let first = &fake.calls_of("cudaHostRegister")[0];
+        assert_eq!(first.device, Some(1), "registered in the device's own context");
+        assert!(fake.calls_of("cuEventRecord").iter().all(|call| call.device == Some(1)), "the default stream of device 1");
+        assert_eq!((fake.current_device(), fake.contexts()), (Some(0), 0));
+        fake.run_all();
+        assert_eq!(allocator.release_cached(PATIENCE), 0);
+        assert_eq!(fake.calls_of("cudaHostUnregister")[0].device, Some(1));
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    fn a_thread_without_a_device_gets_none() {
+        let (fake, allocator) = fake_with("no-context", 2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                drop(allocator.page_locked(1024, 1).unwrap());
+                allocator.release_cached(PATIENCE);
+                assert_eq!((fake.current_device(), fake.contexts()), (None, 0));
+            });
+        });
+        assert!(fake.calls().iter().all(|call| call.device != Some(0)), "no context on device 0");
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    fn a_shortage_gives_back_what_was_freed_and_tries_again() {
+        let (fake, allocator) = fake("shortage");
+        let stream = fake.user_stream(NON_BLOCKING);
+        fake.auto_run(true);
+        fake.cap(u64::MAX, 8 * MIB as u64);
+        let a = allocator.allocate(PageLocked, 6 * MIB, 0).unwrap();
+        free(&allocator, a, stream).unwrap();
+        let b = allocator.allocate(PageLocked, 7 * MIB, 0).unwrap();
+        // Nothing left that could be given back: the error has the figures.
+        let error = allocator.allocate(PageLocked, 2 * MIB, 0).unwrap_err();
+        let MappedError::PageLocked { bytes, device: 0, live, waiting: 0, source } = &error else { panic!("{error:?}") };
+        assert_eq!((*bytes, *live), (2 * MIB, 7 * MIB));
+        let RingError::Register(refusal) = &**source else { panic!("{error:?}") };
+        assert_eq!((refusal.source.code(), refusal.pinned_by_process), (2, 7 * MIB));
+        let text = error.to_string();
+        for part in
+            ["could not allocate 2097152 bytes of page-locked", "7340032 bytes of it are allocated here", "ulimit -l", "MemAvailable"]
+        {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        assert_eq!(fake.peek_last_error(), 0, "drained");
+
+        // Device memory alike, and what was freed may be in use for a while.
+        fake.auto_run_after(Some(Duration::from_millis(30)));
+        let q = allocator.allocate(Device, MIB, 0).unwrap();
+        free(&allocator, q, stream).unwrap();
+        fake.inject("cuMemAlloc_v2", 1, 2);
+        let q = allocator.allocate(Device, 2 * MIB, 0).unwrap();
+        fake.inject("cuMemAlloc_v2", 1, 2);
+        let error = allocator.allocate(Device, 3 * MIB, 0).unwrap_err();
+        assert!(matches!(error, MappedError::DeviceMemory { bytes, live, waiting: 0, .. } if (bytes, live) == (3 * MIB, 2 * MIB)));
+        [q, b].into_iter().for_each(|block| free(&allocator, block, stream).unwrap());
+        assert_eq!(release(&fake, &allocator), 0);
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    fn more_than_the_host_has_is_refused_before_it_is_mapped() {
+        let (fake, allocator) = fake("budget");
+        let error = allocator.allocate(PageLocked, 1 << 46, 0).unwrap_err();
+        let MappedError::PageLocked { source, .. } = &error else { panic!("{error:?}") };
+        assert!(matches!(**source, RingError::Budget(_)), "{error:?}");
+        assert_eq!(fake.calls_of("cudaHostRegister"), []);
+        for bytes in [0, usize::MAX, 1 << 63] {
+            assert!(matches!(allocator.allocate(PageLocked, bytes, 0), Err(MappedError::Size { .. })));
+            assert!(matches!(allocator.allocate(Device, bytes, 0), Err(MappedError::Size { .. })));
+        }
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    fn without_cuda_the_error_says_so() {
+        let missing = scratch("no-cuda").join("libcuda.so.1");
+        let allocator = MappedAllocator::with_search(CudaSearch::new().driver(&missing));
+        let error = allocator.allocate(PageLocked, 1024, 0).unwrap_err().to_string();
+        assert!(error.contains("needs the CUDA driver") && error.contains("cannot open shared object file"), "{error}");
+    }
+}
+
+alone! {
+    fn whichever_call_fails_nothing_is_lost_and_the_next_turn_succeeds() {
+        let (fake, allocator) = fake("every-call");
+        let stream = fake.user_stream(NON_BLOCKING);
+        allocator.set_cache_limit(0);
+        fake.auto_run(true);
+        let turn = || -> Result<Vec<FreeError>, MappedError> {
+            let p = allocator.allocate(PageLocked, 2 * MIB, 0)?;
+            let mut refused = Vec::new();
+            match allocator.allocate(Device, 4096, 0) {
+                Ok(q) => refused.extend(free(&allocator, q, stream).err()),
+                Err(error) => {
+                    refused.extend(free(&allocator, p, stream).err());
+                    return Err(error);
+                }
+            }
+            refused.extend(free(&allocator, p, stream).err());
+            allocator.release_cached(PATIENCE);
+            Ok(refused)
+        };
+        let _ = turn().unwrap(); // attached, found
+        let before = fake.calls().len();
+        assert_eq!(turn().unwrap(), []);
+        let calls = fake.functions().split_off(before);
+        let mut kept = 0;
+        for code in [1, 2, 3, 700] {
+            for k in 1..=calls.len() as u64 {
+                // On a thread of its own: a refused pop leaves its context behind. Which call is the k-th may vary.
+                let before = fake.calls().len();
+                fake.inject("*", k, code);
+                let (failures, pushed, last) = std::thread::scope(|scope| {
+                    let faulted = || match turn() {
+                        Ok(refused) => (refused.len(), fake.contexts(), fake.peek_last_error()),
+                        Err(error) => {
+                            assert!(error.to_string().contains(&format!("returned {code} ")), "{error}");
+                            (1, fake.contexts(), fake.peek_last_error())
+                        }
+                    };
+                    scope.spawn(faulted).join().unwrap()
+                });
+                let hit = fake.functions().into_iter().nth(before + k as usize - 1).unwrap_or_default();
+                let what = format!("call {k}, {hit}, answered {code}");
+                assert_eq!((pushed > 0, last), (hit == "cuCtxPopCurrent_v2", 0), "{what}");
+                fake.clear_faults();
+                assert!(failures <= 1, "{what}: one fault, one failure");
+                assert_eq!(release(&fake, &allocator), 0, "{what}");
+                let statistics = allocator.statistics(None);
+                assert_eq!((statistics.page_locked.live, statistics.device.live), (0, 0), "{what}");
+                // What could not be ordered is kept and counted, and nothing else is held.
+                let held = statistics.page_locked.held_bytes() + statistics.device.held_bytes();
+                let quarantined = statistics.page_locked.quarantined_bytes + statistics.device.quarantined_bytes;
+                assert_eq!(held, quarantined, "{what}");
+                assert!(quarantined >= kept, "{what}: it is never used again");
+                kept = quarantined;
+                assert_eq!(turn().unwrap(), [], "after {what}");
+            }
+        }
+        assert!(kept > 0, "some calls say when a stream has done with memory");
+        assert_eq!(fake.hazards(), Hazards::default());
+    }
+}
+
+alone! {
+    fn after_a_device_reset_nothing_is_waited_for() {
+        let (fake, allocator) = fake("reset");
+        let stream = fake.user_stream(NON_BLOCKING);
+        let p = allocator.allocate(PageLocked, MIB, 0).unwrap();
+        let q = allocator.allocate(PageLocked, 2 * MIB, 0).unwrap();
+        free(&allocator, p, stream).unwrap();
+        fake.device_reset();
+        free(&allocator, q, stream).unwrap(); // the stream is gone too
+        assert_eq!(allocator.release_cached(PATIENCE), 0);
+        assert_eq!(allocator.statistics(None).page_locked.held_bytes(), 0);
+        assert_eq!(rings(), []);
+    }
+}
+
+alone! {
+    fn a_forked_child_calls_no_cuda_and_frees_nothing() {
+        use std::process::Command;
+        let (fake, allocator) = fake("fork");
+        let (p, q) = (allocator.allocate(PageLocked, MIB, 0).unwrap(), allocator.allocate(Device, 4096, 0).unwrap());
+        let memory = allocator.page_locked(MIB, 0).unwrap();
+        let (calls, mut memory) = (fake.calls().len(), Some(memory));
+        // Another thread is inside the allocator when the process forks, as a DataLoader's may be.
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    allocator.host_ptr_of(p);
+                }
+            });
+            for _ in 0..50 {
+                let ok = in_child(|| {
+                    free(&allocator, p, 0) == Ok(())
+                        && free(&allocator, q, 0) == Ok(())
+                        && { memory.take(); true }
+                        && matches!(allocator.allocate(PageLocked, 4096, 0), Err(MappedError::UsedAfterFork))
+                        && allocator.host_ptr_of(p).is_none()
+                        && allocator.statistics(None).page_locked.live == 0
+                        && allocator.release_cached(PATIENCE) == 0
+                });
+                assert!(ok, "in the child");
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        assert!(fake.calls().iter().all(|call| call.pid == std::process::id()));
+        assert_eq!(fake.calls().len(), calls, "and none in the parent");
+        assert_eq!(allocator.statistics(None).page_locked.live, 2);
+        // A child that starts a program is no child of this kind.
+        assert!(Command::new("true").status().unwrap().success());
+        drop(memory);
+        [p, q].into_iter().for_each(|block| free(&allocator, block, 0).unwrap());
+        fake.run_all();
+        assert_eq!(release(&fake, &allocator), 0);
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+/// Runs `body` in a forked child; whether it returned true. The child ends at once, without the destructors of the test.
+fn in_child(body: impl FnOnce() -> bool) -> bool {
+    unsafe extern "C" {
+        fn fork() -> i32;
+        fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
+        fn _exit(code: i32) -> !;
+    }
+    // SAFETY: the child runs `body`, which takes no lock that another thread may hold (that is what is tested), and ends.
+    unsafe {
+        let pid = fork();
+        assert!(pid >= 0, "fork");
+        if pid == 0 {
+            _exit(i32::from(!body()));
+        }
+        let mut status = 0;
+        assert_eq!(waitpid(pid, &mut status, 0), pid);
+        status == 0
+    }
+}
+
+alone! {
+    fn eight_threads_and_four_streams_leave_nothing() {
+        let (fake, allocator) = fake_with("threads", 2);
+        let streams: Vec<usize> = (0..4).map(|_| fake.user_stream(NON_BLOCKING)).collect();
+        fake.auto_run_after(Some(Duration::from_micros(200)));
+        allocator.set_cache_limit(MIB);
+        std::thread::scope(|scope| {
+            for thread in 0..8u64 {
+                let (allocator, streams) = (allocator.clone(), &streams);
+                scope.spawn(move || {
+                    let mut state = thread + 1;
+                    let mut next = move |below: u64| {
+                        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                        (state >> 33) % below
+                    };
+                    let mut held = Vec::new();
+                    for _ in 0..150 {
+                        if held.len() < 6 && next(3) > 0 {
+                            allocator.use_pinned(next(2) == 0);
+                            let bytes = 1 + next(96 << 10) as usize;
+                            held.push((allocator.allocate(allocator.mode(), bytes, 0).unwrap(), bytes as u64));
+                        } else if !held.is_empty() {
+                            let (block, bytes) = held.swap_remove(next(held.len() as u64) as usize);
+                            if let Some(host) = allocator.host_ptr_of(block + bytes - 1) {
+                                // SAFETY: the last byte of this thread's own block.
+                                unsafe { host.write(7) };
+                            }
+                            free(&allocator, block, streams[next(4) as usize]).unwrap();
+                        }
+                    }
+                    held.into_iter().for_each(|(block, _)| free(&allocator, block, streams[0]).unwrap());
+                });
+            }
+        });
+        let statistics = allocator.statistics(None);
+        assert!(statistics.page_locked.frees > 100 && statistics.device.frees > 100, "{statistics:?}");
+        assert_eq!(statistics.page_locked.frees, statistics.page_locked.allocations);
+        assert!(statistics.page_locked.peak >= 1 && statistics.page_locked.cached_bytes <= MIB);
+        assert_eq!(release(&fake, &allocator), 0);
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    fn an_allocator_that_is_dropped_first_takes_no_memory_away() {
+        let (fake, allocator) = fake("dropped-first");
+        let p = allocator.allocate(PageLocked, MIB, 0).unwrap();
+        let host = allocator.host_ptr_of(p).unwrap();
+        let memory = allocator.page_locked(2 * MIB, 0).unwrap();
+        drop(allocator);
+        let host_of_memory = memory.host_ptr();
+        // SAFETY: both are still allocated: that is what is tested.
+        unsafe {
+            host.write(1);
+            host_of_memory.write(2);
+        }
+        assert_eq!(fake.live_registrations().len(), 2, "the value holds the allocator");
+        drop(memory); // and now it is gone
+        let left = fake.live_registrations();
+        assert_eq!((left.len(), left[0].start), (1, host.addr().get()), "what was freed is given back, what is live stays");
+        // SAFETY: as above.
+        assert_eq!(unsafe { host.read() }, 1);
+    }
+}
