@@ -83,6 +83,9 @@ mod pages {
     struct CudaLoading;
     #[doc = include_str!("../docs/feeding.md")]
     struct Feeding;
+    #[cfg(feature = "mapped-allocator")]
+    #[doc = include_str!("../docs/mapped-allocator.md")]
+    struct MappedAllocator;
 }
 
 // The order of these lines is the order of dependence: a module uses only modules above it. `tests/layering.rs` checks

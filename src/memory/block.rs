@@ -11,6 +11,7 @@ use crate::cuda::types::CudaFindError;
 
 use super::error::RingError;
 use super::fork::ForkStamp;
+use super::prefault::block_threads;
 use super::progress::{PinPhase, PinWatch};
 use super::registration::Held;
 use super::report::PinTimes;
@@ -39,7 +40,7 @@ impl PinnedBlock {
         let slot_bytes = Self::rounded(bytes).ok_or(RingError::Overflow { slots: 1, slot_bytes: bytes })?;
         let plan = RingPlan { slot_bytes, slots: 1, beside: 0 };
         let bytes = plan.bytes()?;
-        let conditions = Conditions { ignore_budget, ..Conditions::here() };
+        let conditions = Conditions { ignore_budget, prefault_threads: block_threads(), ..Conditions::here() };
         check_budget(bytes, plan.beside, &conditions)?;
 
         let (watch, mut times) = (PinWatch::new(None), PinTimes::default());

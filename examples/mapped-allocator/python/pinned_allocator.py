@@ -44,7 +44,7 @@ def pin_empty(*size, dtype=None, device="cuda"):
 def checked(tensor):
     """The tensor; torch.OutOfMemoryError where its memory could not be had. PyTorch does not look for itself: it goes
     on with a null pointer, and the first kernel reports an illegal address."""
-    if tensor.numel() > 0 and tensor.untyped_storage().data_ptr() == 0:
+    if tensor.numel() > 0 and tensor.data_ptr() == 0:
         raise torch.OutOfMemoryError(last_error())
     return tensor
 

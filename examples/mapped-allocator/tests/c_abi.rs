@@ -385,6 +385,7 @@ fn the_python_module_works_without_torch() {
             let text =
                 [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).join("\n");
             assert!(output.status.success() && text.contains("OK"), "{}: {text}", output.status);
+            eprintln!("{}", text.trim());
         }
         Err(error) => eprintln!("skipped: python3 cannot be started: {error}"),
     }
