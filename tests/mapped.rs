@@ -528,6 +528,44 @@ alone! {
 }
 
 alone! {
+    fn whichever_call_of_the_first_allocation_fails_nothing_is_left_and_the_next_succeeds() {
+        let fake = Fake::new(&scratch("first-calls"), "libcudart.so.13");
+        let first = |kind| {
+            let search = CudaSearch::new().library_only(fake.path()).driver(fake.path());
+            let allocator = MappedAllocator::with_search(search);
+            let made = allocator.allocate(kind, 4096, 0).map(|block| free(&allocator, block, 0).unwrap());
+            let left = release(&fake, &allocator);
+            assert_eq!((left, allocator.statistics(None).page_locked.held_bytes()), (0, 0));
+            made
+        };
+        for kind in [Device, PageLocked] {
+            first(kind).unwrap();
+            let before = fake.calls().len();
+            first(kind).unwrap();
+            // Up to the free, whose failures are another test's.
+            let calls = fake.functions().split_off(before);
+            let made = calls.iter().position(|call| call == "cuStreamIsCapturing").unwrap();
+            for k in 1..made as u64 {
+                fake.inject("*", k, 3);
+                let begun = fake.calls().len();
+                let made = std::thread::scope(|scope| scope.spawn(|| first(kind)).join().unwrap());
+                fake.clear_faults();
+                let hit = fake.functions().into_iter().nth(begun + k as usize - 1).unwrap();
+                let harmless = ["cuThreadExchangeStreamCaptureMode", "cudaThreadExchangeStreamCaptureMode", "cuCtxGetCurrent", "cuCtxPopCurrent_v2"];
+                // Where a context cannot be pushed, a runtime's call makes one.
+                let harmless = harmless.contains(&hit.as_str()) || (kind == PageLocked && hit == "cuCtxPushCurrent_v2");
+                assert_eq!(made.is_ok(), harmless, "call {k}, {hit}: {made:?}");
+                if let Err(error) = made {
+                    assert!(error.to_string().contains("returned 3 "), "call {k}, {hit}: {error}");
+                }
+                assert_eq!(fake.retained(0), 0, "call {k}, {hit}: no context is kept");
+                assert_eq!((fake.live_registrations(), fake.live_allocations(), rings()), (vec![], vec![], vec![]));
+            }
+        }
+    }
+}
+
+alone! {
     fn after_a_device_reset_nothing_is_waited_for() {
         let (fake, allocator) = fake("reset");
         let stream = fake.user_stream(NON_BLOCKING);
