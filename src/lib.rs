@@ -127,16 +127,17 @@ pub use batch::{Batch, BatchView, ColumnBytes, SharedBatch};
 pub use cuda::device::DeviceError;
 pub use cuda::types::{Candidate, CudaError, CudaFindError, CudaSearch, Outcome, Rung};
 pub use cuda::{CudaReport, probe_cuda};
-pub use element::{DType, Element};
+pub use element::{DType, Element, UnknownDType};
 pub use episodes::{End, Episode, Episodes};
 pub use error::{Closed, Error, ErrorKind, Fault, Result};
 pub use feed::{Feed, FeedBuilder, Footprint, Intake, Pinning, StartHandle, StopReport};
 pub use feeding::batch::{DeviceBatch, DeviceColumn};
 pub use feeding::copy::{CopyError, CopyTicket, DeviceCopier};
 pub use feeding::learner::DeviceLearner;
+pub use feeding::rounds::Deal;
 pub use intake::WhenFull;
 pub use layout::{COLUMN_ALIGN, ColumnInfo, SLOT_ALIGN};
-pub use learner::{Batches, DeviceUseError, Learner, NextBatch, NextError};
+pub use learner::{Batches, DeviceUseError, Learner, NextBatch, NextError, SelectError};
 #[cfg(feature = "mapped-allocator")]
 pub use mapped::{FreeError, KindStatistics, MappedAllocator, MappedError, MappedMemory, MappedStatistics, MemoryKind};
 pub use memory::{

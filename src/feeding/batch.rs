@@ -57,6 +57,7 @@ pub struct DeviceBatch {
     ready: Arc<Event>,
     rows: usize,
     sequence: u64,
+    round: Option<u64>,
     taken: Instant,
 }
 
@@ -88,9 +89,9 @@ impl DeviceBatch {
         buffer: Buffer,
         ready: Arc<Event>,
         rows: usize,
-        sequence: u64,
+        (sequence, round): (u64, Option<u64>),
     ) -> DeviceBatch {
-        DeviceBatch { side, buffer: Some(buffer), ready, rows, sequence, taken: Instant::now() }
+        DeviceBatch { side, buffer: Some(buffer), ready, rows, sequence, round, taken: Instant::now() }
     }
 
     fn desk(&self) -> &Desk {
@@ -109,6 +110,11 @@ impl DeviceBatch {
     /// Counts batches in the order in which they filled, from 0, over all devices.
     pub fn sequence_number(&self) -> u64 {
         self.sequence
+    }
+
+    /// The round that it is of, from 0, the same on every device; `None` where batches are dealt on demand.
+    pub fn round(&self) -> Option<u64> {
+        self.round
     }
 
     /// The ordinal of the device.
