@@ -62,6 +62,7 @@
 //! element ─► schema ─► sample ─► layout        what a step and a batch are; no memory is touched
 //! sync, metrics, episodes, error ─► weights    what every wait, count and end shares
 //! cuda ─► memory                               CUDA found at run time; the ring and its page-locking
+//! mapped                                       device memory and page-locked memory for frameworks (a feature)
 //! slots, gate ─► intake                        slots, claims and leases: who may touch which bytes
 //! writer    batch ─► learner                   the two ends that users hold
 //! feeding                                      batches on their way to devices
@@ -82,6 +83,9 @@ mod pages {
     struct CudaLoading;
     #[doc = include_str!("../docs/feeding.md")]
     struct Feeding;
+    #[cfg(feature = "mapped-allocator")]
+    #[doc = include_str!("../docs/mapped-allocator.md")]
+    struct MappedAllocator;
 }
 
 // The order of these lines is the order of dependence: a module uses only modules above it. `tests/layering.rs` checks
@@ -99,6 +103,9 @@ mod weights;
 mod cuda;
 #[allow(unsafe_code)]
 mod memory;
+#[cfg(feature = "mapped-allocator")]
+#[allow(unsafe_code)]
+mod mapped;
 #[allow(unsafe_code)]
 mod slots;
 mod gate;
@@ -131,6 +138,8 @@ pub use feeding::rounds::Deal;
 pub use intake::WhenFull;
 pub use layout::{COLUMN_ALIGN, ColumnInfo, SLOT_ALIGN};
 pub use learner::{Batches, DeviceUseError, Learner, NextBatch, NextError, SelectError};
+#[cfg(feature = "mapped-allocator")]
+pub use mapped::{FreeError, KindStatistics, MappedAllocator, MappedError, MappedMemory, MappedStatistics, MemoryKind};
 pub use memory::{
     BudgetRefusal, MapOutcome, MemoryLimit, MemoryLimitKind, PinOutcome, PinPhase, PinProgress, PinReport, PinTimes,
     PinTrial, RegisterRefusal, RingError, SlotEnd,
