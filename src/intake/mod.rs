@@ -177,7 +177,10 @@ pub(crate) struct IntakeGate {
     /// Copies of `state.closed.is_some()`, for waits on other locks.
     closed_hint: AtomicBool,
     state: Padded<Mutex<State>>,
+    /// Any room is of use to who waits here.
     room: Condvar,
+    /// For writers that need many rows at once. A wake that is meant for one writer never goes to them.
+    much_room: Condvar,
 }
 
 #[derive(Debug)]
@@ -185,11 +188,11 @@ struct State {
     /// Keeps the mapping; given up when the gate is closed, the last claim has ended and the last slot is home.
     ring: Option<Arc<Ring>>,
     free: Vec<u32>,
-    /// Writers parked on `room`.
+    /// Writers parked on `room`, which any room is of use to.
     parked: usize,
     /// Whether one of them was woken and has not looked yet: it wakes the next one when it leaves room behind.
     waking: bool,
-    /// Writers that wait for many rows at once: a wake may be of no use to them, so it must reach the others too.
+    /// Writers parked on `much_room`: all of them look at each wake, which may be of no use to them.
     choosy: usize,
     closed: Option<Closed>,
     /// Claims that were open at the close and have not ended yet (striped), or open claims at any time (lockstep).
@@ -268,6 +271,7 @@ impl IntakeGate {
                 left: Left::default(),
             })),
             room: Condvar::new(),
+            much_room: Condvar::new(),
             layout,
         }
     }
@@ -408,7 +412,8 @@ impl IntakeGate {
 
     /// Writers that wait for room.
     pub(crate) fn parked(&self) -> usize {
-        lock(&self.state).parked
+        let state = lock(&self.state);
+        state.parked + state.choosy
     }
 
     /// Counts a finished episode and puts it into the stream, if somebody keeps reading that.
@@ -461,6 +466,7 @@ impl IntakeGate {
         self.note_event();
         drop(state);
         self.room.notify_all();
+        self.much_room.notify_all();
         if let Some(versions) = self.lag.as_ref().map(|lag| &lag.versions) {
             versions.wake();
         }
@@ -507,10 +513,11 @@ impl IntakeGate {
         let (parked, choosy) = (state.parked > 0 && !state.waking, state.choosy > 0);
         state.waking |= parked;
         drop(state);
-        match (parked, choosy) {
-            (false, _) => {}
-            (true, false) => self.room.notify_one(),
-            (true, true) => self.room.notify_all(),
+        if parked {
+            self.room.notify_one();
+        }
+        if choosy {
+            self.much_room.notify_all();
         }
     }
 
@@ -539,13 +546,17 @@ impl IntakeGate {
             wait.begun = None;
             return (lock(&self.state), true);
         }
-        state.parked += 1;
-        state = match left {
-            None => self.room.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner()),
-            Some(left) => self.room.wait_timeout(state, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0,
+        let (room, parked): (_, fn(&mut State) -> &mut usize) = match wait.choosy {
+            false => (&self.room, |state| &mut state.parked),
+            true => (&self.much_room, |state| &mut state.choosy),
         };
-        state.parked -= 1;
-        state.waking = false;
+        *parked(&mut state) += 1;
+        state = match left {
+            None => room.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner()),
+            Some(left) => room.wait_timeout(state, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0,
+        };
+        *parked(&mut state) -= 1;
+        state.waking &= wait.choosy; // one of those that `waking` speaks of looks now
         wait.counters.block(begun.elapsed().as_nanos() as u64);
         wait.begun = None;
         (state, true)
@@ -588,13 +599,15 @@ impl IntakeGate {
 pub(crate) struct Wait<'a> {
     spin: &'a mut Spin,
     spun: bool,
+    /// Needs many rows at once.
+    choosy: bool,
     begun: Option<Instant>,
     counters: &'a Padded<WriterCounters>,
 }
 
 impl<'a> Wait<'a> {
     pub(crate) fn new(spin: &'a mut Spin, counters: &'a Padded<WriterCounters>) -> Wait<'a> {
-        Wait { spin, spun: false, begun: None, counters }
+        Wait { spin, spun: false, choosy: false, begun: None, counters }
     }
     fn waited(&self) -> bool {
         self.spun
