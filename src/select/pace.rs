@@ -162,7 +162,7 @@ impl Pacer {
             Limit::Strict { batch, .. } => taken + (self.reserved + batch) as f64 <= due + SLACK,
             Limit::Within { rows, of_a_step } => due + of_a_step > taken + rows + SLACK,
         };
-        waits.then(|| PaceWait::ForLearner {
+        waits.then_some(PaceWait::ForLearner {
             inserted: self.inserted,
             due: due as u64,
             sampled: self.sampled,
