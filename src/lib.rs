@@ -61,6 +61,7 @@
 //! ```text
 //! element ─► schema ─► sample ─► layout        what a step and a batch are; no memory is touched
 //! sync, metrics, episodes, error ─► weights    what every wait, count and end shares
+//! select                                       which steps of a store become a batch; keys alone
 //! cuda ─► memory                               CUDA found at run time; the ring and its page-locking
 //! slots, gate ─► intake                        slots, claims and leases: who may touch which bytes
 //! writer    batch ─► learner                   the two ends that users hold
@@ -95,6 +96,7 @@ mod metrics;
 mod episodes;
 mod error;
 mod weights;
+mod select;
 #[allow(unsafe_code)]
 mod cuda;
 #[allow(unsafe_code)]
@@ -137,5 +139,9 @@ pub use memory::{
 pub use metrics::{DeviceMetrics, Lag, Latency, Metrics};
 pub use sample::{Column, Sample};
 pub use schema::{Leaf, LeafInfo, SchemaError, Step};
+pub use select::{
+    Draws, Fifo, Lifo, MaxTimes, Normalize, Pace, PaceError, PaceWait, Pass, Prioritized, PriorityError, Sampler,
+    SamplerError, Selected, Uniform, WithoutReplacement,
+};
 pub use weights::Weights;
 pub use writer::{CommitError, FinalMut, PolicyError, PutError, StepError, StepMut, Writer};
