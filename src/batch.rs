@@ -5,12 +5,12 @@
 
 use crate::element::Element;
 use crate::intake::{IntakeGate, Lease, Sealed};
+use crate::keys::Keys;
 use crate::layout::Layout;
 use crate::metrics::Stage;
 use crate::sample::Column;
 use crate::slots::RowRecord;
 use ndarray::{ArrayView, ArrayViewD, Axis, IxDyn, Slice};
-use crate::keys::Keys;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Range;

@@ -105,9 +105,8 @@ impl Layout {
             return Err(overflow("an unroll"));
         }
         let has_time = sample.kind.has_time();
-        let leaf = |leaf: &LeafInfo, steps: usize, axis: bool| {
-            (leaf.dtype, leaf.shape.clone(), leaf.bytes(), steps, axis)
-        };
+        let leaf =
+            |leaf: &LeafInfo, steps: usize, axis: bool| (leaf.dtype, leaf.shape.clone(), leaf.bytes(), steps, axis);
         let own = sample.step.leaves[..sample.leaf_columns()].iter();
         let own = own.map(|info| leaf(info, sample.steps_of(info.observation), has_time));
         let asked = sample.declared.iter().map(|declared| match declared {
@@ -119,7 +118,9 @@ impl Layout {
             }
         });
         let (mut columns, mut end) = (Vec::new(), 0usize);
-        for ((name, _), (dtype, item_shape, item_bytes, steps, axis)) in sample.names().into_iter().zip(own.chain(asked)) {
+        for ((name, _), (dtype, item_shape, item_bytes, steps, axis)) in
+            sample.names().into_iter().zip(own.chain(asked))
+        {
             let too_large = || overflow(format!("column `{name}` of {rows} rows"));
             let row = item_bytes.checked_mul(steps).ok_or_else(too_large)?;
             let whole = row.checked_mul(rows).ok_or_else(too_large)?;
@@ -127,17 +128,8 @@ impl Layout {
                 if sample.time_major { (item_bytes, item_bytes * rows) } else { (row, item_bytes) };
             let offset = end;
             end = offset.checked_add(whole).and_then(|end| round_up(end, COLUMN_ALIGN)).ok_or_else(too_large)?;
-            let column = ColumnLayout {
-                name,
-                dtype,
-                item_shape,
-                item_bytes,
-                steps,
-                axis,
-                offset,
-                row_stride,
-                step_stride,
-            };
+            let column =
+                ColumnLayout { name, dtype, item_shape, item_bytes, steps, axis, offset, row_stride, step_stride };
             columns.push(column);
         }
         let place = |wanted: &dyn Fn(&Derived) -> bool| {

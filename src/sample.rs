@@ -41,11 +41,18 @@ impl<T: Element> fmt::Debug for Column<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Step,
-    Unroll { steps: usize },
+    Unroll {
+        steps: usize,
+    },
     /// A step of the store, and the step `n` later.
-    Transition { n: usize },
+    Transition {
+        n: usize,
+    },
     /// `len` consecutive steps of the store; one begins every `stride` steps.
-    Sequence { len: usize, stride: usize },
+    Sequence {
+        len: usize,
+        stride: usize,
+    },
 }
 
 impl Kind {
@@ -117,7 +124,9 @@ pub(crate) enum Derived {
     Mask,
     PolicyVersion,
     /// The discounted sum of this reward leaf over the steps up to the bootstrap step.
-    NStepReturn { reward: usize },
+    NStepReturn {
+        reward: usize,
+    },
     Discount,
     Weight,
 }

@@ -91,12 +91,7 @@ pub struct DeviceColumn<T> {
 }
 
 impl DeviceBatch {
-    pub(super) fn new(
-        side: Arc<LearnerSide>,
-        buffer: Buffer,
-        ready: Arc<Event>,
-        counts: Counts,
-    ) -> DeviceBatch {
+    pub(super) fn new(side: Arc<LearnerSide>, buffer: Buffer, ready: Arc<Event>, counts: Counts) -> DeviceBatch {
         DeviceBatch { side, buffer: Some(buffer), ready, counts, taken: Instant::now() }
     }
 

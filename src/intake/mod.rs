@@ -315,6 +315,9 @@ impl IntakeGate {
     pub(crate) fn metrics(&self) -> Metrics {
         let mut metrics = self.counters.snapshot();
         metrics.free_slots = lock(&self.state).free.len();
+        if let Some(store) = &self.store {
+            (metrics.stored_samples, metrics.stored_records, metrics.stale_keys) = store.levels();
+        }
         metrics.batches_waiting = self.batches.len();
         metrics.page_locked_bytes = self.page_locked_bytes;
         metrics.stranded_bytes = stranded_bytes_in_process();

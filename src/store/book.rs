@@ -31,9 +31,17 @@ pub(crate) struct Rules {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Change {
     /// Without a priority: the largest so far.
-    Insert { record: u32, priority: Option<f32> },
-    Remove { record: u32 },
-    Update { record: u32, priority: f32 },
+    Insert {
+        record: u32,
+        priority: Option<f32>,
+    },
+    Remove {
+        record: u32,
+    },
+    Update {
+        record: u32,
+        priority: f32,
+    },
     /// Everything is gone.
     Clear,
 }
@@ -241,7 +249,9 @@ impl Book {
     fn offer(&mut self, lane: u32, item: u64, priority: Option<f32>, look: &dyn Fn(u32) -> Meta) {
         let state = &self.lanes[lane as usize];
         let first = state.live.max(state.first * u64::from(self.size));
-        if (item - state.run) % self.rules.stride != 0 || state.run.max(item.saturating_sub(self.rules.back)) < first {
+        if !(item - state.run).is_multiple_of(self.rules.stride)
+            || state.run.max(item.saturating_sub(self.rules.back)) < first
+        {
             return;
         }
         let Some(record) = self.record(lane, item) else { return };

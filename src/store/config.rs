@@ -38,15 +38,17 @@ pub(crate) struct StoreConfig {
 }
 
 impl StoreConfig {
+    /// `paced`: the user has said from how many samples on batches are selected, so a batch's rows do not matter.
     pub(crate) fn new(
         size: StorePlan,
         layout: &Layout,
         selector: Selector,
         pacer: Pacer,
+        paced: bool,
     ) -> Result<StoreConfig, SchemaError> {
         let record_layout = RecordLayout::new(&layout.leaves)?;
         let plan = Plan::new(layout, &record_layout);
-        let least_items = layout.rows.min(size.sure_items());
+        let least_items = if paced { 1 } else { layout.rows.min(size.sure_items()) };
         Ok(StoreConfig { size, plan, record_layout, selector, pacer, least_items })
     }
 }

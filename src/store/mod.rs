@@ -19,7 +19,8 @@ mod writing;
 pub(crate) use config::{StoreConfig, StorePlan};
 pub(crate) use gather::{Scratch, Target};
 pub(crate) use records::Flags;
-pub(crate) use sampling::{NoItems, Selection};
+pub(crate) use sampling::NoItems;
+pub(crate) use selector::Selector;
 pub(crate) use writing::{NoChunk, Opened};
 
 use crate::error::Closed;
@@ -30,7 +31,6 @@ use crate::sync::lock;
 use book::Book;
 use plan::Plan;
 use records::Records;
-use selector::Selector;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;

@@ -1,12 +1,12 @@
 //! The sampling's side: waiting for items, selecting, filling rows, and what the learner's end tells.
 
-use super::gather::{self, Scratch, Target};
 use super::book::Issued;
+use super::gather::{self, Scratch, Target};
 use super::records::Meta;
 use super::{State, Store, wait};
 use crate::error::Closed;
 use crate::memory::Ring;
-use crate::select::{Pass, PaceWait, SamplerError, Selected};
+use crate::select::{PaceWait, Pass, SamplerError, Selected};
 use crate::slots::{RowKey, RowRecord};
 use crate::sync::lock;
 use std::sync::Arc;
@@ -44,6 +44,7 @@ impl Store {
             let mut state = lock(&self.state);
             let Some(ring) = state.ring.clone().filter(|_| self.waits_for(&state).is_none()) else { continue };
             let (issued, clears, ended) = (state.book.issue(), state.clears, state.ended);
+            let whole = self.layout.rows.min(state.book.items());
             let changes = std::mem::take(&mut state.book.changes);
             state.pacer.reserve(self.layout.rows as u64);
             drop(state);
@@ -51,7 +52,9 @@ impl Store {
             selector.apply(&changes);
             let mut pass = Pass::GoesOn;
             items.clear();
-            if ended || selector.sampler.selectable() >= self.least_items {
+            // A sampler that uses items up waits until it has a whole batch of them.
+            let uses_up = selector.sampler.most_times().is_some() && !ended;
+            if !uses_up || selector.sampler.selectable() >= whole {
                 pass = selector.select(self.layout.rows, &mut items);
             }
             drop(selector);

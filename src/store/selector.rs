@@ -19,7 +19,7 @@ pub(crate) struct Selector {
 }
 
 /// The stream of a feed's seed that selections draw from.
-const STREAM: u64 = 0x73_616d_706c_696e_67;
+const STREAM: u64 = 0x7361_6d70_6c69_6e67;
 
 impl Selector {
     /// # Errors

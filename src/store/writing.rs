@@ -177,7 +177,7 @@ impl Store {
     }
 
     /// Wakes the sampling if it waits, and keeps the changes that wait for it few.
-    fn published(&self, state: MutexGuard<'_, State>) {
+    pub(super) fn published(&self, state: MutexGuard<'_, State>) {
         let (waits, many) = (state.sampling_waits, state.book.changes.len() >= MOST_CHANGES);
         drop(state);
         if waits {
