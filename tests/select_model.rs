@@ -74,12 +74,11 @@ impl Naive {
     }
 }
 
+/// Whether a selection of so many rows is one that the naive sampler could have made.
+type Check<'a> = dyn FnMut(&mut Naive, usize, &[Selected], Pass) -> Result<(), TestCaseError> + 'a;
+
 /// Runs the acts on both, and lets `check` judge each selection.
-fn run(
-    sampler: &mut dyn Sampler,
-    acts: &[Act],
-    check: &mut dyn FnMut(&mut Naive, usize, &[Selected], Pass) -> Result<(), TestCaseError>,
-) -> Result<(), TestCaseError> {
+fn run(sampler: &mut dyn Sampler, acts: &[Act], check: &mut Check<'_>) -> Result<(), TestCaseError> {
     sampler.begin(ITEMS).unwrap();
     let (mut naive, mut draws) = (Naive::new(), Draws::new(1, 0));
     for act in acts {

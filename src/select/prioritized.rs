@@ -155,8 +155,14 @@ impl Prioritized {
 
     /// (N P)^−β / (N P_least)^−β = (p_least^α / p^α)^β.
     fn weight(&self, least: f64, mass: f64) -> f32 {
-        let weight = if self.beta == 1.0 { least / mass } else { (least / mass).powf(self.beta) };
-        (weight as f32).clamp(f32::MIN_POSITIVE, 1.0)
+        let ratio = least / mass;
+        // Single precision is enough for what becomes an `f32`, where it has the range.
+        let weight = if ratio as f32 >= f32::MIN_POSITIVE {
+            (ratio as f32).powf(self.beta as f32)
+        } else {
+            ratio.powf(self.beta) as f32
+        };
+        weight.clamp(f32::MIN_POSITIVE, 1.0)
     }
 }
 

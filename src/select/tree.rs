@@ -121,6 +121,9 @@ impl Tree<Sum> {
             *node = 0;
         }
         for level in self.levels.iter().rev() {
+            // Nothing but loads: many more of them wait for memory at once than with the search between them.
+            let touched = at.iter().fold(0, |touched, &(node, _)| touched ^ level[node as usize].0[0].to_bits());
+            std::hint::black_box(touched);
             for (node, rest) in at.iter_mut() {
                 let (child, before) = child(&level[*node as usize].0, *rest);
                 *node = *node * FAN as u32 + child;
@@ -133,15 +136,14 @@ impl Tree<Sum> {
 /// Which of eight masses, laid end to end, a number falls into, and the sum of those before it.
 #[inline]
 fn child(masses: &[f64; FAN], at: f64) -> (u32, f64) {
-    let (mut child, mut sum, mut before) = (0, 0.0, 0.0);
-    for mass in masses {
-        sum += mass;
-        // A child without mass ends where it begins, and is passed over with the one before it.
-        let beyond = sum <= at;
-        child += u32::from(beyond);
-        before = if beyond { sum } else { before };
+    // The sums before each child, and that of all.
+    let mut before = [0.0; FAN + 1];
+    for (child, mass) in masses.iter().enumerate() {
+        before[child + 1] = before[child] + mass;
     }
-    if child < FAN as u32 { (child, before) } else { last(masses) }
+    // A child without mass ends where it begins, and is passed over with the one before it.
+    let child = before[1..].iter().map(|&end| usize::from(end <= at)).sum::<usize>();
+    if child < FAN { (child as u32, before[child]) } else { last(masses) }
 }
 
 /// The last child that has mass: what remains of a number was rounded up to the node's sum, or beyond.
