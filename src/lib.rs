@@ -51,6 +51,7 @@
 //! | start, watch, stop | [`Feed::builder`], [`FeedBuilder`], [`Feed::metrics`], [`Feed::stop`] |
 //! | write | [`Intake`], [`Writer`], [`StepMut`] |
 //! | learn | [`Learner`], [`Batch`], [`Weights`] |
+//! | sample stored steps | [`FeedBuilder::replay`], [`Sample::transition`], [`Sample::sequence`], [`Sampler`], [`Pace`], [`Keys`] |
 //! | learn on a GPU | [`FeedBuilder::device`], [`Feed::learner_on`], [`DeviceLearner`], [`DeviceBatch`], [`DeviceCopier`] |
 //! | understand a failure | [`Error`], [`ErrorKind`], [`Closed`] |
 //!
@@ -63,8 +64,9 @@
 //! sync, metrics, episodes, error ─► weights    what every wait, count and end shares
 //! select                                       which steps of a store become a batch; keys alone
 //! cuda ─► memory                               CUDA found at run time; the ring and its page-locking
-//! slots, gate ─► intake                        slots, claims and leases: who may touch which bytes
+//! slots, gate ─► store ─► intake, keys         slots, stored steps, claims and leases: who may touch which bytes
 //! writer    batch ─► learner                   the two ends that users hold
+//! sampling                                     from stored steps to batches
 //! feeding                                      batches on their way to devices
 //! actors ─► feed                               the threads, the start and the stop
 //! ```
@@ -104,12 +106,16 @@ mod memory;
 #[allow(unsafe_code)]
 mod slots;
 mod gate;
+#[allow(unsafe_code)]
+mod store;
 mod intake;
+mod keys;
 #[allow(unsafe_code)]
 mod writer;
 #[allow(unsafe_code)]
 mod batch;
 mod learner;
+mod sampling;
 #[allow(unsafe_code)]
 mod feeding;
 mod actors;
@@ -130,6 +136,7 @@ pub use feeding::batch::{DeviceBatch, DeviceColumn};
 pub use feeding::copy::{CopyError, CopyTicket, DeviceCopier};
 pub use feeding::learner::DeviceLearner;
 pub use intake::WhenFull;
+pub use keys::{Keys, UpdateError, Updated};
 pub use layout::{COLUMN_ALIGN, ColumnInfo, SLOT_ALIGN};
 pub use learner::{Batches, DeviceUseError, Learner, NextBatch, NextError};
 pub use memory::{
@@ -137,7 +144,7 @@ pub use memory::{
     PinTrial, RegisterRefusal, RingError, SlotEnd,
 };
 pub use metrics::{DeviceMetrics, Lag, Latency, Metrics};
-pub use sample::{Column, Sample};
+pub use sample::{Column, Pad, Sample};
 pub use schema::{Leaf, LeafInfo, SchemaError, Step};
 pub use select::{
     Draws, Fifo, Lifo, MaxTimes, Normalize, Pace, PaceError, PaceWait, Pass, Prioritized, PriorityError, Sampler,

@@ -143,6 +143,35 @@ pub enum SchemaError {
     /// An unroll of no steps.
     #[error("an unroll of 0 steps holds nothing: give `Sample::unroll` at least 1")]
     EmptyUnroll,
+    /// A transition or a sequence of no steps, or of too many.
+    #[error("{what} is {got}: it must be from 1 to {most}")]
+    Steps {
+        /// Which number.
+        what: &'static str,
+        /// What it is.
+        got: usize,
+        /// The largest that it can be.
+        most: usize,
+    },
+    /// A discount that is none.
+    #[error("a discount of {gamma}: γ must lie from 0 to 1")]
+    Gamma {
+        /// What came.
+        gamma: String,
+    },
+    /// A window without a step, or too far away.
+    #[error("the offsets {from}..{to} hold no step: give a range like `-3..1`, within {most} steps of the anchor")]
+    Offsets {
+        /// The first offset.
+        from: i32,
+        /// One past the last offset.
+        to: i32,
+        /// How far they may be away.
+        most: i32,
+    },
+    /// A sample of a step store, of which no column was asked for.
+    #[error("the sample has no column: ask for at least one, with `at`, `window`, `all` or `next`")]
+    NoColumns,
     /// A derived column that this kind of sample does not have.
     #[error("`{column}` needs {needs}")]
     NotInThisSample {

@@ -12,7 +12,10 @@ use crate::intake::{IntakeConfig, LagGate, WhenFull};
 use crate::layout::{Layout, Place, SLOT_ALIGN};
 use crate::memory::{PinProgress, PinWatch, RingPlan};
 use crate::sample::{Kind, Sample};
+use crate::select::pace::Setting;
+use crate::select::{Pace, Sampler};
 use crate::slots::Slots;
+use crate::store::{Selector, StoreConfig, StorePlan};
 use crate::weights::{Versions, Weights};
 use crate::writer::{buffer_depth, lane_state_bytes};
 use crossbeam_channel::Receiver;
@@ -62,11 +65,19 @@ pub struct Footprint {
     /// One batch: every column rounded up to [`COLUMN_ALIGN`](crate::COLUMN_ALIGN), their sum to
     /// [`SLOT_ALIGN`](crate::SLOT_ALIGN).
     pub slot_bytes: usize,
-    /// The ring: `slot_bytes × buffers`.
+    /// The ring: `slot_bytes × buffers`, and with a replay store as many slots more as hold `store_bytes`.
     pub ring_bytes: usize,
+    /// A replay store's records, rounded up to [`SLOT_ALIGN`](crate::SLOT_ALIGN): `record_bytes_each × store_records`;
+    /// 0 without one.
+    pub store_bytes: usize,
+    /// Records of a replay store: ⌈capacity / c⌉ + lanes + 2 chunks of c = min(64, capacity / (4 × lanes)), at least 1.
+    pub store_records: usize,
+    /// One record: every leaf rounded up to 16 bytes.
+    pub record_bytes_each: usize,
     /// What is page-locked: `ring_bytes`, and two buffers of the download size for each device; or 0 with pinning off.
     pub page_locked_bytes: usize,
-    /// Ordinary memory for what the host knows of each row.
+    /// Ordinary memory for what the host knows of each row, and of each record of a replay store; a sampler's own memory
+    /// is not in it.
     pub record_bytes: usize,
     /// Ordinary memory for one lane: its buffer and its accounts. A writer of several lanes takes at most this for each.
     pub lane_bytes: usize,
@@ -76,6 +87,14 @@ pub struct Footprint {
 
 /// So many unread episodes can be kept: their room is taken at the start.
 const MOST_EPISODES: usize = 1 << 20;
+
+/// More threads than this gain nothing: the memory is slower.
+const MOST_THREADS: usize = 64;
+
+/// Threads that fill a batch unless the user says how many.
+fn gather_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |threads| (threads.get() / 4).clamp(1, 8))
+}
 
 type PinCallback = Box<dyn Fn(&PinProgress) + Send + Sync>;
 
@@ -110,6 +129,9 @@ pub struct FeedBuilder {
     devices: Vec<i32>,
     prefetch: usize,
     download_bytes: usize,
+    replay: Option<(usize, Box<dyn Sampler>)>,
+    pace: Option<Pace>,
+    gather_threads: Option<usize>,
 }
 
 impl fmt::Debug for FeedBuilder {
@@ -121,6 +143,7 @@ impl fmt::Debug for FeedBuilder {
             .field("lanes", &self.lanes)
             .field("lockstep", &self.lockstep)
             .field("pinning", &self.pinning)
+            .field("replay", &self.replay)
             .finish_non_exhaustive()
     }
 }
@@ -144,6 +167,9 @@ impl Feed {
             devices: Vec::new(),
             prefetch: 2,
             download_bytes: 0,
+            replay: None,
+            pace: None,
+            gather_threads: None,
         }
     }
 }
@@ -156,7 +182,7 @@ fn config(text: impl Into<String>) -> Error {
 pub(super) fn lane_bytes(layout: &Layout, lockstep: bool) -> Result<usize> {
     let depth = buffer_depth(layout, lockstep);
     let (_, buffer) = Place::in_lane_buffer(layout, 1, depth)?;
-    Ok(buffer + lane_state_bytes(layout.leaves.len(), depth))
+    Ok(buffer + lane_state_bytes(layout, depth))
 }
 
 impl FeedBuilder {
@@ -178,7 +204,8 @@ impl FeedBuilder {
         self
     }
 
-    /// The most lanes that all writers together may drive; the footprint counts them. Default: no limit.
+    /// The most lanes that all writers together may drive; the footprint counts them. Default: no limit. A replay feed must
+    /// be given it, since its store keeps an open chunk for each lane.
     pub fn lanes(mut self, max: usize) -> Self {
         self.lanes = Some(max);
         self
@@ -246,6 +273,55 @@ impl FeedBuilder {
         self
     }
 
+    /// Keeps the last `capacity` steps in a store and fills batches with samples of it, as `sampler` chooses them; the
+    /// sample is then a [`Sample::transition`] or a [`Sample::sequence`]. The store lies in the ring, page-locked if the ring
+    /// is, and each step is in it once. Within episodes an ended one takes a record more, for its final observation. Without
+    /// this a feed delivers each sample once, in the order of writing. [`lanes`](FeedBuilder::lanes) must be given.
+    ///
+    /// ```
+    /// # use pinring::*;
+    /// # fn main() -> Result<()> {
+    /// let mut step = Step::new();
+    /// let obs = step.observation::<f32>("obs", &[4]);
+    /// let reward = step.leaf::<f32>("reward", &[]);
+    /// let mut sample = Sample::transition(step, 1, 0.99);
+    /// let (now, then) = (sample.at(obs, 0), sample.next(obs));
+    /// let (ret, discount) = (sample.n_step_return(reward), sample.discount());
+    /// let feed = Feed::builder(sample).batch(32).lanes(1).replay(10_000, Uniform::new()).start()?;
+    /// let (mut writer, learner) = (feed.writer(1)?, feed.learner()?);
+    /// for t in 0..100 {
+    ///     let mut s = writer.step()?;
+    ///     s.put(obs, &[t as f32; 4])?;
+    ///     s.put(reward, &[1.0])?;
+    ///     s.commit()?;
+    /// }
+    /// let batch = learner.next_batch()?;
+    /// assert_eq!(batch.view(now).shape(), [32, 4]);
+    /// assert_eq!(batch.slice(then)[0], batch.slice(now)[0] + 1.0);
+    /// assert_eq!((batch.slice(ret)[0], batch.slice(discount)[0]), (1.0, 0.99));
+    /// # Ok(()) }
+    /// ```
+    pub fn replay(mut self, capacity: usize, sampler: impl Sampler + 'static) -> Self {
+        self.replay = Some((capacity, Box::new(sampler)));
+        self
+    }
+
+    /// How many rows are sampled for each step that is written, and from how many samples on. Only with
+    /// [`replay`](FeedBuilder::replay). Default: both sides go as fast as they can, the learner from as many samples on as a
+    /// batch has rows (or as the store is sure to hold, if that is less). A pace's min size counts samples too, and stands
+    /// instead of that: with less than a batch, rows are drawn several times.
+    pub fn pace(mut self, pace: Pace) -> Self {
+        self.pace = Some(pace);
+        self
+    }
+
+    /// Threads that fill a sampled batch, the sampling thread included; batches below 256 KiB are filled by that alone.
+    /// Default: a quarter of the machine's, at most 8.
+    pub fn gather_threads(mut self, threads: usize) -> Self {
+        self.gather_threads = Some(threads);
+        self
+    }
+
     /// Finished episodes kept for [`Feed::episodes`] before new ones are dropped and counted: at most 1,048,576. Default
     /// 4,096.
     pub fn episodes(mut self, kept: usize) -> Self {
@@ -260,8 +336,11 @@ impl FeedBuilder {
     pub fn footprint(&self) -> Result<Footprint> {
         let layout = self.layout()?;
         let too_large = |what: String| config(format!("{what} are more bytes than can be addressed: ask for less"));
-        let (rows, buffers) = (self.batch, self.buffers);
-        let ring_bytes = layout.slot_bytes.checked_mul(buffers);
+        let (rows, buffers, store) = (self.batch, self.buffers, self.store_plan(&layout)?);
+        let store_bytes = store.map_or(Ok(0), |store| store.bytes())?;
+        let slots = buffers.checked_add(store_bytes.div_ceil(layout.slot_bytes));
+        let ring_bytes = slots.and_then(|slots| layout.slot_bytes.checked_mul(slots));
+        let ring_bytes = ring_bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
         let ring_bytes =
             ring_bytes.ok_or_else(|| too_large(format!("{buffers} buffers of {} bytes", layout.slot_bytes)))?;
         let download_bytes = self.download_bytes.checked_next_multiple_of(SLOT_ALIGN);
@@ -270,6 +349,7 @@ impl FeedBuilder {
         let download_bytes = download_bytes
             .ok_or_else(|| too_large(format!("the ring and downloads of {} bytes", self.download_bytes)))?;
         let record_bytes = Slots::record_bytes(rows, 1).checked_mul(buffers);
+        let record_bytes = record_bytes.and_then(|bytes| bytes.checked_add(store.map_or(0, |s| s.bytes_beside())));
         let record_bytes =
             record_bytes.ok_or_else(|| too_large(format!("the records of {buffers} batches of {rows} rows")))?;
         let lane_bytes = lane_bytes(&layout, self.lockstep.is_some())?;
@@ -279,6 +359,9 @@ impl FeedBuilder {
         Ok(Footprint {
             slot_bytes: layout.slot_bytes,
             ring_bytes,
+            store_bytes,
+            store_records: store.map_or(0, |store| store.records()),
+            record_bytes_each: store.map_or(0, |store| store.record_bytes),
             page_locked_bytes: if self.pinning == Pinning::Required { ring_bytes + download_bytes } else { 0 },
             record_bytes,
             lane_bytes,
@@ -312,13 +395,33 @@ impl FeedBuilder {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let footprint = self.footprint()?; // overflow is found here, before anything runs
         let layout = Arc::new(self.layout()?);
-        let plan = RingPlan { slot_bytes: layout.slot_bytes, slots: self.buffers, beside: footprint.ordinary_bytes };
+        let slots = footprint.ring_bytes / layout.slot_bytes;
+        let plan = RingPlan { slot_bytes: layout.slot_bytes, slots, beside: footprint.ordinary_bytes };
         let seed = match self.seed {
             Some(seed) => seed,
             None => rand::rngs::SysRng.try_next_u64().map_err(|error| {
                 config(format!("the operating system gave no seed ({error}): give one with `.seed`"))
             })?,
         };
+        let (buffers, ahead) = (self.buffers, self.buffers + self.devices.len() * self.prefetch);
+        let store = self.store_plan(&layout)?.zip(self.replay);
+        let store = store.map(|(size, (_, sampler))| {
+            let times = sampler.most_times();
+            let selector = Selector::new(sampler, size.records() as u32, seed);
+            let selector = selector.map_err(|error| Error::from_source(ErrorKind::Config, error))?;
+            let setting = Setting {
+                capacity: size.most_items() as u64,
+                batch: self.batch as u64,
+                ahead: ahead as u64,
+                lanes: size.lanes as u64,
+                times,
+            };
+            let pacer = self.pace.unwrap_or_default().pacer(setting);
+            let pacer = pacer.map_err(|error| Error::from_source(ErrorKind::Config, error))?;
+            Ok::<_, Error>(StoreConfig::new(size, &layout, selector, pacer, self.pace.is_some())?)
+        });
+        let store = store.transpose()?;
+        let gather_threads = self.gather_threads.unwrap_or_else(gather_threads);
         let lag = self.lag.map(|(versions, lag)| {
             if self.lockstep.is_some() {
                 versions.keep_at_least(lag.saturating_add(1));
@@ -330,6 +433,8 @@ impl FeedBuilder {
         let make_gate: MakeGate = Box::new(move |ring| IntakeConfig {
             layout,
             ring,
+            buffers,
+            store,
             when_full,
             lag,
             max_lanes,
@@ -353,7 +458,7 @@ impl FeedBuilder {
         let common = Arc::new(Common::default());
         let (answer, answered) = crossbeam_channel::bounded(1);
         let feed = NEXT.fetch_add(1, Ordering::Relaxed);
-        let supervisor = Supervisor::new(feed, common.clone(), pin, make_gate, devices, answer);
+        let supervisor = Supervisor::new(feed, common.clone(), pin, make_gate, devices, gather_threads, answer);
         let hosted = host::host(feed, SUPERVISOR, supervisor, {
             let common = common.clone();
             move |exit| {
@@ -379,6 +484,7 @@ impl FeedBuilder {
         }
         let most = u32::MAX as usize;
         let steps = if let Kind::Unroll { steps } = self.sample.kind { steps } else { 1 };
+        let (capacity, threads) = (self.replay.as_ref().map_or(0, |(capacity, _)| *capacity), self.gather_threads);
         let lanes = self.lanes.or(self.lockstep).unwrap_or(0);
         for (count, verb, most) in [
             (self.batch, "batch", most),
@@ -386,6 +492,8 @@ impl FeedBuilder {
             (lanes, if self.lanes.is_some() { "lanes" } else { "lockstep" }, most),
             (steps, "unroll", most),
             (self.episodes, "episodes", MOST_EPISODES),
+            (capacity, "replay", most),
+            (threads.unwrap_or(1), "gather_threads", MOST_THREADS),
         ] {
             if count > most {
                 return Err(config(format!("`{verb}({count})` is too large: at most {most}")));
@@ -419,14 +527,69 @@ impl FeedBuilder {
                      at `Block`",
                 ));
             }
-            if self.sample.within_episode {
+            if self.sample.within_episode && !self.sample.kind.is_replayed() {
                 return Err(config(
                     "lockstep unrolls run through episode ends, so that lanes stay in step: leave `.within_episode` at \
                      false and use `terminated`, `truncated` and `is_first`",
                 ));
             }
         }
+        self.check_replay()?;
         Ok(Layout::new(&self.sample, self.batch)?)
+    }
+
+    fn check_replay(&self) -> Result<()> {
+        let Some((capacity, _)) = &self.replay else {
+            return match (self.sample.kind.is_replayed(), self.pace, self.gather_threads) {
+                (true, ..) => Err(config(
+                    "transitions and sequences are sampled from stored steps: give `.replay(steps, sampler)`, or use \
+                     `Sample::step` or `Sample::unroll` for a feed that keeps none",
+                )),
+                (_, None, None) => Ok(()),
+                _ => Err(config("`.pace` and `.gather_threads` are of stored steps: give `.replay(steps, sampler)`")),
+            };
+        };
+        if !self.sample.kind.is_replayed() {
+            return Err(config(
+                "a replay feed samples stored steps: use `Sample::transition` or `Sample::sequence` (of length 1 for single \
+                 steps)",
+            ));
+        }
+        if *capacity == 0 || self.gather_threads == Some(0) {
+            let what = if *capacity == 0 { "a store of 0 steps holds" } else { "0 threads fill" };
+            return Err(config(format!("{what} nothing: give `.replay` and `.gather_threads` at least 1")));
+        }
+        if self.lanes.is_none() {
+            return Err(config(
+                "a replay feed must know its lanes, each of which has an open chunk: give `.lanes(most)`",
+            ));
+        }
+        if self.lockstep.is_some() || self.lag.is_some() {
+            return Err(config(
+                "`.lockstep` and `.max_policy_lag` order batches by their writing, but a replay feed samples: use `.pace`",
+            ));
+        }
+        if self.when_full == WhenFull::DropNewest {
+            return Err(config(
+                "a store overwrites its oldest steps and is never full: `DropNewest` has no meaning here",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The store's size, checked: `None` without one.
+    fn store_plan(&self, layout: &Layout) -> Result<Option<StorePlan>> {
+        let (Some((capacity, _)), Some(lanes)) = (&self.replay, self.lanes) else { return Ok(None) };
+        let plan = StorePlan::new(layout, *capacity, lanes)?;
+        let needs = plan.reach().saturating_mul(lanes);
+        if *capacity < needs {
+            return Err(config(format!(
+                "a store of {capacity} steps is too small: a sample's windows reach over {} steps of one lane, and with {lanes} \
+                 lanes it is overwritten before it is whole; give `.replay` at least {needs}, or fewer `.lanes`",
+                plan.reach()
+            )));
+        }
+        Ok(Some(plan))
     }
 }
 

@@ -16,10 +16,12 @@ use crate::feeding::Desk;
 use crate::feeding::copy::DeviceCopier;
 use crate::feeding::learner::DeviceLearner;
 use crate::intake::{IntakeGate, NoSeat};
+use crate::keys::Keys;
 use crate::layout::ColumnInfo;
 use crate::learner::Learner;
 use crate::memory::{PinReport, memory_limit};
 use crate::metrics::Metrics;
+use crate::store::Store;
 use crate::sync::lock;
 use crate::writer::Writer;
 use std::ffi::c_void;
@@ -227,6 +229,41 @@ impl Feed {
             let text =
                 format!("the feed was built with the devices {known:?}, not with {device}: add `.device({device})`");
             Error::new(ErrorKind::Misuse, text)
+        })
+    }
+
+    /// Sets the exponent of a prioritized sampler's importance weights, from the next selection on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Misuse`] without a replay store; [`ErrorKind::Input`] if the sampler has none, or it cannot be that.
+    pub fn set_beta(&self, beta: f64) -> Result<()> {
+        self.store("set_beta")?.set_beta(beta).map_err(|error| Error::from_source(ErrorKind::Input, error))
+    }
+
+    /// The priority that each row's step has now: `None` for steps that were overwritten or cleared since, and with a
+    /// sampler that has no priorities. Counts as no sampling.
+    ///
+    /// # Errors
+    /// [`UpdateError::Foreign`](crate::UpdateError::Foreign) if the keys are another feed's.
+    pub fn peek(&self, keys: &Keys) -> Result<Vec<Option<f32>>> {
+        Ok(keys.peek(&self.gate)?)
+    }
+
+    /// Forgets every stored step and every batch that was sampled and not taken; the pace begins anew. Lanes go on where
+    /// they are, within a new run: no later sample reaches back behind this. Device batches that were handed over already
+    /// stay.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Misuse`] without a replay store.
+    pub fn clear(&self) -> Result<()> {
+        self.store("clear")?.clear();
+        self.gate.discard_waiting();
+        Ok(())
+    }
+
+    fn store(&self, verb: &str) -> Result<&Store> {
+        self.gate.store.as_deref().ok_or_else(|| {
+            Error::new(ErrorKind::Misuse, format!("`{verb}` is of stored steps: build the feed with `.replay`"))
         })
     }
 

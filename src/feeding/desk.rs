@@ -26,6 +26,7 @@ pub(crate) struct Ready {
     pub(crate) rows: usize,
     pub(crate) sequence: u64,
     pub(crate) sealed: Instant,
+    pub(crate) ends_pass: bool,
 }
 
 /// Host memory that a queued copy still reads, and the event that says when it is over.

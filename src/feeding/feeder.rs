@@ -142,7 +142,7 @@ impl Feeder {
 
     /// Issues the copy of one batch and hands it over.
     fn issue(&mut self, sealed: Sealed, mut buffer: Buffer) -> Result<(), CudaError> {
-        let Sealed { lease, rows, sequence, sealed } = sealed;
+        let Sealed { lease, rows, sequence, sealed, ends_pass } = sealed;
         let (desk, stream) = (&self.desk, self.stream.raw());
         let slots = &desk.gate.slots;
         buffer.records.clear();
@@ -180,7 +180,7 @@ impl Feeder {
         let mut parts = Some((buffer, ready));
         let put = desk.ready.put(|_| {
             let (buffer, ready) = parts.take().expect("made once");
-            Ready { buffer, ready, rows, sequence, sealed }
+            Ready { buffer, ready, rows, sequence, sealed, ends_pass }
         });
         match put {
             Some(wakes) => desk.ready.wake(wakes),

@@ -242,8 +242,15 @@ impl History {
 }
 
 /// Bytes a lane beside its buffer, for the footprint.
-pub(crate) fn lane_state_bytes(leaves: usize, depth: usize) -> usize {
-    size_of::<LaneState>() + size_of::<Option<End>>() + 2 * size_of::<bool>() + leaves + History::lane_bytes(depth)
+pub(crate) fn lane_state_bytes(layout: &Layout, depth: usize) -> usize {
+    let leaves = layout.leaves.len();
+    let stored = if layout.kind.is_replayed() { super::stored::State::lane_bytes(leaves) } else { 0 };
+    size_of::<LaneState>()
+        + size_of::<Option<End>>()
+        + 2 * size_of::<bool>()
+        + leaves
+        + History::lane_bytes(depth)
+        + stored
 }
 
 #[cfg(test)]

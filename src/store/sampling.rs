@@ -1,0 +1,214 @@
+//! The sampling's side: waiting for items, selecting, filling rows, and what the learner's end tells.
+
+use super::book::Issued;
+use super::gather::{self, Scratch, Target};
+use super::records::Meta;
+use super::{State, Store, wait};
+use crate::error::Closed;
+use crate::memory::Ring;
+use crate::select::{PaceWait, Pass, SamplerError, Selected};
+use crate::slots::{RowKey, RowRecord};
+use crate::sync::lock;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// Why nothing was selected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoItems {
+    /// Nobody writes any more, and what there is makes no further batch.
+    Ended,
+    Closed(Closed),
+}
+
+/// Items that were chosen for a batch, and the right to read them.
+#[derive(Debug)]
+pub(crate) struct Selection {
+    pub(crate) items: Vec<Selected>,
+    pub(crate) pass: Pass,
+    pub(crate) begun: Instant,
+    clears: u64,
+    issued: Issued,
+    /// Keeps the mapping (invariant 7).
+    _ring: Arc<Ring>,
+}
+
+impl Store {
+    /// Chooses the rows of a batch; waits until the store and the pace allow it. The caller owns where they go.
+    pub(crate) fn select(&self, mut items: Vec<Selected>) -> Result<Selection, NoItems> {
+        let mut refused = false;
+        loop {
+            self.wait_for_items(refused)?;
+            // Priority updates and changes are told first, so that they count for this selection.
+            let mut selector = lock(&self.selector);
+            let mut state = lock(&self.state);
+            let Some(ring) = state.ring.clone().filter(|_| self.waits_for(&state).is_none()) else { continue };
+            let (issued, clears, ended) = (state.book.issue(), state.clears, state.ended);
+            let whole = self.layout.rows.min(state.book.items());
+            let changes = std::mem::take(&mut state.book.changes);
+            state.pacer.reserve(self.layout.rows as u64);
+            drop(state);
+            let begun = Instant::now();
+            selector.apply(&changes);
+            let mut pass = Pass::GoesOn;
+            items.clear();
+            // A sampler that uses items up waits until it has a whole batch of them.
+            let uses_up = selector.sampler.most_times().is_some() && !ended;
+            if !uses_up || selector.sampler.selectable() >= whole {
+                pass = selector.select(self.layout.rows, &mut items);
+            }
+            drop(selector);
+            let mut state = lock(&self.state);
+            state.pacer.give_back((self.layout.rows - items.len()) as u64);
+            if !items.is_empty() {
+                return Ok(Selection { items, pass, begun, clears, issued, _ring: ring });
+            }
+            state.book.finish(issued);
+            if state.ended {
+                return Err(NoItems::Ended);
+            }
+            refused = true;
+        }
+    }
+
+    /// Who waits for what, if no batch may be selected now.
+    fn waits_for(&self, state: &State) -> Option<PaceWait> {
+        let items = state.book.items();
+        let least = if state.ended { 1 } else { self.least_items };
+        let pace = state.pacer.select_waits(self.layout.rows as u64, items as u64);
+        let few = PaceWait::ForMinSize { have: items as u64, need: least as u64 };
+        pace.or((items < least).then_some(few))
+    }
+
+    /// Why the learner has no batch, if it is the store that holds it up.
+    pub(crate) fn learner_waits_for(&self) -> Option<PaceWait> {
+        self.waits_for(&lock(&self.state))
+    }
+
+    /// `refused`: the sampler has nothing to offer until something changes.
+    fn wait_for_items(&self, refused: bool) -> Result<(), NoItems> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(closed) = &state.closed {
+                return Err(NoItems::Closed(closed.clone()));
+            }
+            let nothing_new = refused && state.book.changes.is_empty() && !state.ended;
+            if !nothing_new && self.waits_for(&state).is_none() {
+                return Ok(());
+            }
+            if state.ended {
+                return Err(NoItems::Ended);
+            }
+            state.sampling_waits = true;
+            state = wait(&self.for_sampling, state, None);
+            state.sampling_waits = false;
+        }
+    }
+
+    /// Fills row `row` of a batch with the sample of a selected item. Rows may be filled by several threads.
+    ///
+    /// # Safety
+    /// `target` is a slot of the store's layout, of which the caller has that row to itself; the item is of a selection
+    /// that was not finished.
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn fill_row(
+        &self,
+        selected: &Selected,
+        row: usize,
+        target: Target,
+        scratch: &mut Scratch,
+    ) -> RowRecord {
+        let (parts, record) = ((&*self.layout, &self.plan, &self.records), selected.item);
+        // SAFETY: an item when the selection's gather was issued; the row is the caller's.
+        let known = unsafe { gather::fill_row(parts, record, selected.weight, target, row, scratch) };
+        let Meta { lane, step: first_step, version, .. } = known.first;
+        let key = RowKey { record, generation: self.records.generation(record) };
+        RowRecord { lane, length: known.length, first_step, version, key }
+    }
+
+    /// The gather of a selection has ended. Gives the list back for the next one, and says whether the rows still count:
+    /// not if the store was cleared since.
+    pub(crate) fn finish(&self, selection: Selection, rows: usize) -> (Vec<Selected>, bool) {
+        let Selection { items, clears, issued, .. } = selection;
+        let mut state = lock(&self.state);
+        state.book.finish(issued);
+        let counts = state.clears == clears;
+        if !counts {
+            state.pacer.give_back(rows as u64);
+        }
+        let waiting = state.writers_waiting > 0;
+        drop(state);
+        if waiting {
+            self.for_writers.notify_all();
+        }
+        (items, counts)
+    }
+
+    /// The learner got rows.
+    pub(crate) fn hand_over(&self, rows: usize) {
+        let mut state = lock(&self.state);
+        state.pacer.hand_over(rows as u64);
+        let (writers, sampling) = (state.writers_waiting > 0, state.sampling_waits);
+        drop(state);
+        if writers {
+            self.for_writers.notify_all();
+        }
+        if sampling {
+            self.for_sampling.notify_one();
+        }
+    }
+
+    /// Rows that were selected reach nobody.
+    pub(crate) fn give_back(&self, rows: usize) {
+        lock(&self.state).pacer.give_back(rows as u64);
+        self.for_sampling.notify_one();
+    }
+
+    /// Queues new priorities for the next selection; returns how many keys name steps that are gone.
+    pub(crate) fn update(&self, keys: impl Iterator<Item = (RowKey, f32)>) -> usize {
+        let (mut state, mut stale) = (lock(&self.state), 0);
+        for (key, priority) in keys {
+            if !self.is_live(&state, key) {
+                stale += 1;
+                continue;
+            }
+            state.book.update(key.record, priority);
+        }
+        self.stale_keys.fetch_add(stale as u64, Ordering::Relaxed);
+        self.published(state);
+        stale
+    }
+
+    /// The priority that each key has now: `None` for a step that is gone, and where the sampler has no priorities.
+    pub(crate) fn peek(&self, keys: impl Iterator<Item = RowKey>) -> Vec<Option<f32>> {
+        let selector = self.settle();
+        let state = lock(&self.state);
+        let live = |key: RowKey| self.is_live(&state, key).then(|| selector.sampler.priority(key.record)).flatten();
+        keys.map(live).collect()
+    }
+
+    fn is_live(&self, state: &State, RowKey { record, generation }: RowKey) -> bool {
+        // A key of another feed may name a record that this store does not have.
+        state.book.has(record) && state.book.is_item(record) && self.records.generation(record) == generation
+    }
+
+    pub(crate) fn set_beta(&self, beta: f64) -> Result<(), SamplerError> {
+        lock(&self.selector).sampler.set_beta(beta)
+    }
+
+    /// Forgets every step. Batches that were selected before are not delivered any more.
+    pub(crate) fn clear(&self) {
+        let mut state = lock(&self.state);
+        state.book.clear();
+        state.pacer.clear();
+        state.clears += 1;
+        drop(state);
+        self.for_writers.notify_all();
+    }
+
+    /// Items that can be sampled, records in the store, and keys that were stale.
+    pub(crate) fn levels(&self) -> (usize, usize, u64) {
+        let state = lock(&self.state);
+        (state.book.items(), state.book.held(), self.stale_keys.load(Ordering::Relaxed))
+    }
+}
