@@ -235,9 +235,9 @@ impl Feed {
     /// Sets the exponent of a prioritized sampler's importance weights, from the next selection on.
     ///
     /// # Errors
-    /// [`ErrorKind::Misuse`] without a replay store; [`ErrorKind::Input`] if the sampler has none, or it cannot be that.
+    /// [`ErrorKind::Misuse`] without a replay store; [`ErrorKind::Config`] if the sampler has none, or it cannot be that.
     pub fn set_beta(&self, beta: f64) -> Result<()> {
-        self.store("set_beta")?.set_beta(beta).map_err(|error| Error::from_source(ErrorKind::Input, error))
+        self.store("set_beta")?.set_beta(beta).map_err(|error| Error::from_source(ErrorKind::Config, error))
     }
 
     /// The priority that each row's step has now: `None` for steps that were overwritten or cleared since, and with a

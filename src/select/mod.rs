@@ -8,7 +8,6 @@
 mod draws;
 pub(crate) mod error;
 mod order;
-#[cfg_attr(not(test), expect(dead_code, reason = "the store and its gates ask the pacer"))]
 pub(crate) mod pace;
 mod prioritized;
 mod state;
