@@ -108,6 +108,7 @@ mod slots;
 mod gate;
 #[allow(unsafe_code)]
 mod store;
+mod gather;
 mod intake;
 mod keys;
 #[allow(unsafe_code)]
@@ -135,6 +136,7 @@ pub use feed::{Feed, FeedBuilder, Footprint, Intake, Pinning, StartHandle, StopR
 pub use feeding::batch::{DeviceBatch, DeviceColumn};
 pub use feeding::copy::{CopyError, CopyTicket, DeviceCopier};
 pub use feeding::learner::DeviceLearner;
+pub use gather::{Gather, GatherReport};
 pub use intake::WhenFull;
 pub use keys::{Keys, UpdateError, Updated};
 pub use layout::{COLUMN_ALIGN, ColumnInfo, SLOT_ALIGN};

@@ -1,6 +1,7 @@
 //! Settings of a feed, their checks, and the start.
 
 use super::Feed;
+use super::gathering::GatherSettings;
 use crate::actors::feeding::{FEEDING, FeedingPlan};
 use crate::actors::host;
 use crate::actors::pinning::PinPlan;
@@ -116,22 +117,23 @@ type PinCallback = Box<dyn Fn(&PinProgress) + Send + Sync>;
 pub struct FeedBuilder {
     sample: Sample,
     batch: usize,
-    buffers: usize,
+    pub(super) buffers: usize,
     when_full: WhenFull,
     lanes: Option<usize>,
     lockstep: Option<usize>,
     lag: Option<(Arc<Versions>, u64)>,
     seed: Option<u64>,
-    pinning: Pinning,
+    pub(super) pinning: Pinning,
     cuda: CudaSearch,
     on_progress: Option<PinCallback>,
     episodes: usize,
-    devices: Vec<i32>,
+    pub(super) devices: Vec<i32>,
     prefetch: usize,
     download_bytes: usize,
-    replay: Option<(usize, Box<dyn Sampler>)>,
+    pub(super) replay: Option<(usize, Box<dyn Sampler>)>,
     pace: Option<Pace>,
     gather_threads: Option<usize>,
+    pub(super) gather: GatherSettings,
 }
 
 impl fmt::Debug for FeedBuilder {
@@ -170,6 +172,7 @@ impl Feed {
             replay: None,
             pace: None,
             gather_threads: None,
+            gather: GatherSettings::default(),
         }
     }
 }
@@ -391,7 +394,7 @@ impl FeedBuilder {
     ///
     /// # Errors
     /// Mistakes in the sample or the settings; everything else comes from [`StartHandle::wait`].
-    pub fn start_in_background(self) -> Result<StartHandle> {
+    pub fn start_in_background(mut self) -> Result<StartHandle> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let footprint = self.footprint()?; // overflow is found here, before anything runs
         let layout = Arc::new(self.layout()?);
@@ -404,7 +407,7 @@ impl FeedBuilder {
             })?,
         };
         let (buffers, ahead) = (self.buffers, self.buffers + self.devices.len() * self.prefetch);
-        let store = self.store_plan(&layout)?.zip(self.replay);
+        let store = self.store_plan(&layout)?.zip(self.replay.take());
         let store = store.map(|(size, (_, sampler))| {
             let times = sampler.most_times();
             let selector = Selector::new(sampler, size.records() as u32, seed);
@@ -421,6 +424,7 @@ impl FeedBuilder {
             Ok::<_, Error>(StoreConfig::new(size, &layout, selector, pacer, self.pace.is_some())?)
         });
         let store = store.transpose()?;
+        let gathering = store.as_ref().map(|store| self.gathering(&layout, store)).transpose()?;
         let gather_threads = self.gather_threads.unwrap_or_else(gather_threads);
         let lag = self.lag.map(|(versions, lag)| {
             if self.lockstep.is_some() {
@@ -432,6 +436,7 @@ impl FeedBuilder {
         let (when_full, max_lanes, lockstep) = (self.when_full, self.lanes, self.lockstep);
         let make_gate: MakeGate = Box::new(move |ring| IntakeConfig {
             layout,
+            gathering: gathering.map(|gathering| gathering(&ring)),
             ring,
             buffers,
             store,
@@ -535,6 +540,7 @@ impl FeedBuilder {
             }
         }
         self.check_replay()?;
+        self.check_gather()?;
         Ok(Layout::new(&self.sample, self.batch)?)
     }
 

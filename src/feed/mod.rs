@@ -3,6 +3,7 @@
 //! Owns the supervisor's thread and the handles that the embedding program uses. Dropping it stops everything.
 
 mod builder;
+mod gathering;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 
@@ -15,6 +16,7 @@ use crate::error::{Closed, Error, ErrorKind, Fault, Result};
 use crate::feeding::Desk;
 use crate::feeding::copy::DeviceCopier;
 use crate::feeding::learner::DeviceLearner;
+use crate::gather::Gathering;
 use crate::intake::{IntakeGate, NoSeat};
 use crate::keys::Keys;
 use crate::layout::ColumnInfo;
@@ -179,6 +181,7 @@ impl Feed {
         if let Some(closed @ (Closed::Stopped | Closed::Fault(_))) = self.gate.closed() {
             return Err(closed.into());
         }
+        self.gather_for_host()?;
         if self.learner_taken.swap(true, Ordering::Relaxed) {
             return Err(Error::new(
                 ErrorKind::Misuse,
@@ -210,6 +213,8 @@ impl Feed {
         if !desk.want() {
             return Err(Error::new(ErrorKind::Misuse, format!("the learner on device {device} was taken already")));
         }
+        self.gate.grant(desk.buffers);
+        self.gate.gathering.iter().for_each(Gathering::take_device);
         self.gate.learner_taken();
         // SAFETY: the caller's duty.
         Ok(unsafe { DeviceLearner::new(desk.clone(), stream) })

@@ -20,6 +20,8 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(crate) struct Buffer {
     pub(crate) memory: DeviceMemory,
+    /// Room for the table of records of a gather, used by the stream in the order of the batches.
+    pub(crate) table: Option<DeviceMemory>,
     pub(crate) released: Event,
     /// Whether `released` stands for the buffer's last use. Our own state: an event never recorded reads as complete.
     pub(crate) recorded: bool,

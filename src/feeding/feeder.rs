@@ -5,6 +5,7 @@ use super::desk::{Desk, Flight, Ready, Source};
 use crate::cuda::device::Stream;
 use crate::cuda::types::CudaError;
 use crate::error::Closed;
+use crate::gather::{Gathering, Loaded};
 use crate::intake::Sealed;
 use crate::sync::{Patience, Spin, Unpark, panic_text};
 use std::collections::VecDeque;
@@ -24,6 +25,8 @@ const DRAIN: Duration = Duration::from_secs(10);
 pub(crate) struct Feeder {
     desk: Arc<Desk>,
     stream: Stream,
+    /// The kernel that gathers batches from the mapped store.
+    kernel: Option<Loaded>,
     /// In the order in which they came back: the first is the likeliest to be idle.
     free: VecDeque<Buffer>,
     /// In the order of issue.
@@ -47,14 +50,25 @@ enum Did {
 impl Feeder {
     pub(crate) fn new(desk: Arc<Desk>) -> Result<Feeder, CudaError> {
         let device = &desk.device;
-        let stream = device.stream(false)?;
+        let gathering = desk.gate.gathering.as_ref().filter(|gathering| gathering.parts().is_some());
+        let stream = device.stream(gathering.is_some())?; // a gather is in nobody's way
+        let mut kernel = None;
+        if let Some((gathering, parts)) = gathering.and_then(|gathering| Some((gathering, gathering.parts()?))) {
+            let loaded = Loaded::new(device, &stream, parts, gathering.blocks);
+            gathering
+                .loaded(loaded.as_ref().map(drop).map_err(|error| format!("the kernel could not be loaded: {error}")));
+            kernel = loaded.ok().map(|loaded| (loaded, parts.0.bytes()));
+        }
+        let table_bytes = kernel.as_ref().map(|(_, bytes)| *bytes);
         let (bytes, rows) = (desk.gate.layout.slot_bytes, desk.gate.layout.rows);
         let buffer = |_| {
             let (memory, released) = (device.alloc(bytes)?, device.event()?);
-            Ok(Buffer { memory, released, recorded: false, filled: None, records: Vec::with_capacity(rows) })
+            let table = table_bytes.map(|bytes| device.alloc(bytes)).transpose()?;
+            Ok(Buffer { memory, table, released, recorded: false, filled: None, records: Vec::with_capacity(rows) })
         };
         let free = (0..desk.buffers).map(buffer).collect::<Result<_, CudaError>>()?;
-        Ok(Feeder { desk, stream, free, in_flight: VecDeque::new(), poll: POLL.0, settled: true })
+        let kernel = kernel.map(|(kernel, _)| kernel);
+        Ok(Feeder { desk, stream, kernel, free, in_flight: VecDeque::new(), poll: POLL.0, settled: true })
     }
 
     /// Feeds until the gates close, then waits for what is queued. Whatever fails is told to the desk.
@@ -100,7 +114,9 @@ impl Feeder {
 
     /// Takes what others have put down.
     fn collect(&mut self) {
-        self.free.extend(self.desk.take_returned());
+        let returned = self.desk.take_returned();
+        self.desk.gate.grant(if self.desk.is_wanted() { returned.len() } else { 0 });
+        self.free.extend(returned);
         self.in_flight.extend(self.desk.take_inbox());
     }
 
@@ -140,9 +156,14 @@ impl Feeder {
         Ok(self.free.pop_front())
     }
 
-    /// Issues the copy of one batch and hands it over.
+    /// Issues the copy or the gather of one batch and hands it over.
     fn issue(&mut self, sealed: Sealed, mut buffer: Buffer) -> Result<(), CudaError> {
-        let Sealed { lease, rows, sequence, sealed, ends_pass } = sealed;
+        let Sealed { lease, rows, sequence, sealed, ends_pass, gather, credit } = sealed;
+        match (credit, &self.desk.gate.gathering) {
+            (Some(credit), _) => credit.spend(),
+            (None, Some(gathering)) => gathering.lend(-1),
+            (None, None) => {}
+        }
         let (desk, stream) = (&self.desk, self.stream.raw());
         let slots = &desk.gate.slots;
         buffer.records.clear();
@@ -158,15 +179,24 @@ impl Feeder {
                     desk.device.wait(stream, &buffer.released)?;
                 }
                 let ready = desk.event()?;
-                desk.device.copy_in(buffer.memory.address(), slots.slot(lease.slot).cast_const(), bytes, stream)?;
+                let slot = slots.slot(lease.slot).cast_const();
+                match gather {
+                    None => desk.device.copy_in(buffer.memory.address(), slot, bytes, stream)?,
+                    Some(_) => self.gather(&buffer, slot)?,
+                }
                 desk.device.record(&ready, stream)?;
                 Ok(ready)
             }
         })();
+        let gathered = gather.is_some();
+        let source = match gather {
+            None => Source::Slot(lease),
+            Some(gather) => Source::Gather(lease, gather),
+        };
         let ready = match issued {
             Ok(ready) => ready,
             Err(error) => {
-                lease.quarantine();
+                source.quarantine();
                 desk.quarantine(buffer);
                 desk.gate.count_untaken(rows as u64);
                 return Err(error);
@@ -174,8 +204,9 @@ impl Feeder {
         };
         (buffer.recorded, buffer.filled) = (false, Some(ready.clone()));
         desk.copies.fetch_add(1, Ordering::Relaxed);
+        desk.gathers.fetch_add(u64::from(gathered), Ordering::Relaxed);
         desk.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.in_flight.push_back(Flight { source: Source::Slot(lease), done: ready.clone() });
+        self.in_flight.push_back(Flight { source, done: ready.clone() });
         desk.in_flight.store(self.in_flight.len(), Ordering::Relaxed);
         let mut parts = Some((buffer, ready));
         let put = desk.ready.put(|_| {
@@ -190,6 +221,28 @@ impl Feeder {
             }
         }
         Ok(())
+    }
+
+    /// Queues what puts a batch together that the device gathers: copies of what the host knows, then the kernel.
+    ///
+    /// # Safety
+    /// The slot holds what the sampling thread has written for it, and the buffer is free, both as `issue` has it.
+    unsafe fn gather(&self, buffer: &Buffer, slot: *const u8) -> Result<(), CudaError> {
+        let (device, stream) = (&self.desk.device, self.stream.raw());
+        let parts = self.desk.gate.gathering.as_ref().and_then(Gathering::parts);
+        let (Some((tables, _)), Some(kernel), Some(table)) = (parts, &self.kernel, &buffer.table) else {
+            unreachable!("batches are made for a device's gather only where every device has loaded the kernel");
+        };
+        // SAFETY: table and columns are parts of the slot; the buffer has the layout of a slot, and room for the table. The
+        // records that the table names stay with the gather in `in_flight`.
+        unsafe {
+            device.copy_in(table.address(), slot.add(tables.at), tables.bytes(), stream)?;
+            for part in &tables.copied {
+                let to = buffer.memory.address() + part.start as u64;
+                device.copy_in(to, slot.add(part.start), part.len(), stream)?;
+            }
+            kernel.queue(buffer.memory.address(), table.address(), stream)
+        }
     }
 
     /// Lets slots come home whose copies are over. True if any did.
@@ -265,6 +318,7 @@ impl Drop for Feeder {
         self.collect();
         if !self.settled {
             self.desk.give_up();
+            std::mem::forget(self.kernel.take()); // it may still run
         }
         self.in_flight.drain(..).for_each(|flight| flight.source.quarantine());
         self.desk.in_flight.store(0, Ordering::Relaxed);
