@@ -16,12 +16,12 @@ impl IntakeGate {
             if let Some(closed) = &state.closed {
                 return Err(closed.clone());
             }
-            if let (Some(ring), Some(slot)) = (state.ring.clone(), state.free.pop()) {
-                return Ok(Lease { slot, home: self.clone(), _ring: ring });
+            if let Some(slot) = state.free.pop() {
+                return Ok(Lease { slot, home: self.clone() });
             }
             state.parked += 1;
             state = self.room.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
-            state.parked -= 1;
+            (state.parked, state.waking) = (state.parked - 1, false);
         }
     }
 
@@ -52,7 +52,7 @@ impl IntakeGate {
         }
         state.closed = Some(Closed::Ended);
         let ended = self.batches.end(Closed::Ended);
-        let ring = state.ring.take();
+        let ring = self.release_ring(&mut state);
         self.announce_close(state);
         self.store.iter().for_each(|store| store.close(Closed::Ended));
         self.batches.wake(ended);
