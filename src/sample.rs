@@ -480,7 +480,7 @@ impl Sample {
     }
 
     /// The column of that name and element type: a leaf, or a column that was declared. Windows are named after their leaf
-    /// and offsets, `obs[-3..1]`, `next.obs`; `at(leaf, 0)` and `all(leaf)` are named like the leaf.
+    /// and offsets, `obs[-3..1]`, `next.obs`; `all(leaf)` is named like the leaf, and so is a transition's `at(leaf, 0)`.
     ///
     /// # Errors
     /// [`SchemaError::Missing`] lists the names there are; [`SchemaError::ElementType`] names the type it has.
@@ -512,7 +512,10 @@ impl Sample {
         let declared = self.declared.iter().map(|declared| match declared {
             Declared::Derived(derived) => (derived.name().to_owned(), derived.dtype()),
             Declared::Window(window) => match leaves.get(window.leaf) {
-                Some(leaf) => (window.name(&leaf.name, self.steps_of(leaf.observation)), leaf.dtype),
+                Some(leaf) => {
+                    let all = self.kind.has_time().then(|| self.steps_of(leaf.observation));
+                    (window.name(&leaf.name, all), leaf.dtype)
+                }
                 None => (String::new(), DType::U8), // a foreign leaf, which `check` has reported
             },
         });
@@ -552,15 +555,17 @@ impl Window {
         (self.to - self.from).max(0) as usize
     }
 
-    /// `all`: the values of a window that is the leaf itself.
-    fn name(&self, leaf: &str, all: usize) -> String {
+    /// `all`: how many values of the leaf a sequence has; `None` of a transition, which has one.
+    fn name(&self, leaf: &str, all: Option<usize>) -> String {
         let next = if self.anchor == Anchor::Bootstrap { "next." } else { "" };
         let pad = if self.pad == Pad::Repeat { " repeated" } else { "" };
-        match (self.single, self.from, self.to) {
-            (true, 0, _) => format!("{next}{leaf}"),
+        let whole = all == Some(self.len()) && pad.is_empty();
+        match (self.single, self.from, next.is_empty()) {
+            (true, 0, true) if all.is_none() => leaf.to_owned(),
+            (true, 0, false) => format!("next.{leaf}"),
             (true, from, _) => format!("{next}{leaf}[{from}]"),
-            (false, 0, to) if to as usize == all && pad.is_empty() && next.is_empty() => leaf.to_owned(),
-            (false, from, to) => format!("{next}{leaf}[{from}..{to}]{pad}"),
+            (false, 0, true) if whole => leaf.to_owned(),
+            (false, from, _) => format!("{next}{leaf}[{from}..{}]{pad}", self.to),
         }
     }
 }
