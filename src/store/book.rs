@@ -357,9 +357,7 @@ impl Book {
         if self.in_flight.is_empty() {
             self.oldest = self.epoch;
         }
-        for state in &mut self.lanes {
-            (state.live, state.run, state.next_item) = (state.head, state.head, state.head);
-        }
+        self.lanes.iter_mut().for_each(|lane| lane.live = lane.head);
     }
 }
 

@@ -168,7 +168,7 @@ impl Model {
         self.held -= self.closed.len() * self.chunk;
         self.closed.clear();
         for lane in &mut self.lanes {
-            (lane.run, lane.live) = (lane.records.len(), lane.records.len());
+            lane.live = lane.records.len();
         }
     }
 
