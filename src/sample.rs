@@ -5,7 +5,7 @@
 //! in memory (see `layout`), choose rows.
 
 use crate::element::{DType, Element};
-use crate::schema::{self, Leaf, SchemaError, Step};
+use crate::schema::{self, Leaf, MOST_STEPS, SchemaError, Step};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -232,8 +232,6 @@ pub struct Sample {
     pub(crate) declared: Vec<Declared>,
 }
 
-/// Offsets and lengths are no larger than this, so that sums of them never overflow.
-const MOST_STEPS: usize = 1 << 20;
 const REPLAYED: &str = "a sample of a step store: `Sample::transition` or `Sample::sequence`";
 
 impl Sample {
@@ -500,9 +498,29 @@ impl Sample {
         if self.kind.is_replayed() && self.declared.is_empty() {
             return Err(SchemaError::NoColumns);
         }
+        self.check_sparse()?;
         let names = self.names();
         let twice = names.iter().enumerate().find(|(place, (name, _))| names[..*place].iter().any(|(n, _)| n == name));
         twice.map_or(Ok(()), |(_, (name, _))| Err(SchemaError::Duplicate { name: name.clone() }))
+    }
+
+    /// Leaves that are kept on some steps only are read on those.
+    fn check_sparse(&self) -> Result<(), SchemaError> {
+        for (index, leaf) in self.step.leaves.iter().enumerate().filter(|(_, leaf)| leaf.every > 1) {
+            let kept = |window: &Window| {
+                let at_first = window.single && window.anchor == Anchor::First;
+                window.leaf != index || (at_first && window.from.unsigned_abs() as usize % leaf.every == 0)
+            };
+            let mut windows = self.declared.iter().filter_map(|declared| match declared {
+                Declared::Window(window) => Some(window),
+                Declared::Derived(_) => None,
+            });
+            let begins = matches!(self.kind, Kind::Sequence { stride, .. } if stride % leaf.every == 0);
+            if !begins || !windows.all(kept) {
+                return Err(SchemaError::Sparse { leaf: leaf.name.clone(), every: leaf.every });
+            }
+        }
+        Ok(())
     }
 
     /// Names and element types of all columns.
