@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Rows of 29 bytes (4 leaves), 28,237 bytes (4 leaves, pixels) and 67,000 bytes (44 leaves); 1 to 8 writers of 1 or 16
-//! lanes; values put from slices, or written in place through views. Batches of 512, 3 buffers; the learner takes each
+//! lanes; values put from slices, written in place by
+//! `overwrite`, or through views that are zeroed first. Batches of 512, 3 buffers; the learner takes each
 //! batch and drops it at once. The floor: as many threads as writers, but no more than cores, fill their shares of the
 //! slots by `memcpy`, from the same sources, in the same order; slot after slot, and, in a column of its own, one slot
 //! again and again. Ours lies between the two where caches matter: the slot that came home last is the next to be
@@ -55,9 +56,13 @@ where
     O: Element + From<u8> + PartialEq,
 {
     for lanes in [1, 16] {
-        for how in [How::Put, How::InPlace] {
+        for how in [How::Put, How::InPlace, How::Zeroed] {
             for writers in ALL_WRITERS {
-                let short = if how == How::Put { "put" } else { "in-place" };
+                let short = match how {
+                    How::Put => "put",
+                    How::InPlace => "in-place",
+                    How::Zeroed => "zeroed",
+                };
                 let case = format!("{name}/{writers}-writers/{lanes}-lanes/{short}");
                 let in_quick = lanes == 1 && writers != 4;
                 if !args.wants(&case) || (args.mode == Mode::Quick && !in_quick) {
@@ -194,6 +199,7 @@ impl<O: Element + From<u8> + PartialEq> Case<O> {
             Cell::Spread(cpu(&floor), 0),
         ]);
         let least = match (rows, case.lanes, case.writers) {
+            _ if case.how == How::Zeroed => return Ok(()), // what the zeros cost; no target is set for them
             ("small", 1, 1) => Some(35.0),
             ("small", 1, 8) => Some(15.0),
             ("small", _, 1) => Some(100.0),

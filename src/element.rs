@@ -4,6 +4,7 @@
 //! was declared with, bit for bit.
 
 use std::fmt;
+use std::str::FromStr;
 
 mod sealed {
     pub trait Sealed {}
@@ -63,6 +64,41 @@ impl DType {
             DType::F32 => "f32",
             DType::F64 => "f64",
         }
+    }
+}
+
+/// A name that is no element type.
+///
+/// ```
+/// use pinring::{DType, UnknownDType};
+/// assert_eq!("f32".parse(), Ok(DType::F32));
+/// assert_eq!("float32".parse::<DType>(), Err(UnknownDType("float32".into())));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no element type; they are bool, u8, i8, u16, i16, u32, i32, u64, i64, f16, bf16, f32 and f64")]
+pub struct UnknownDType(pub String);
+
+impl FromStr for DType {
+    type Err = UnknownDType;
+
+    /// Takes the names that [`name`](DType::name) gives.
+    fn from_str(name: &str) -> Result<DType, UnknownDType> {
+        const ALL: [DType; 13] = [
+            DType::Bool,
+            DType::U8,
+            DType::I8,
+            DType::U16,
+            DType::I16,
+            DType::U32,
+            DType::I32,
+            DType::U64,
+            DType::I64,
+            DType::F16,
+            DType::BF16,
+            DType::F32,
+            DType::F64,
+        ];
+        ALL.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| UnknownDType(name.to_owned()))
     }
 }
 

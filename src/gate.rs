@@ -5,7 +5,7 @@
 //! do: bound the queue. Tokens own slots of the ring, so there are never more of them than slots.
 
 use crate::error::Closed;
-use crate::sync::{Patience, Spin, lock};
+use crate::sync::{Padded, Patience, Spin, lock};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,8 +17,9 @@ use std::task::Waker;
 pub(crate) struct Gate<T> {
     state: Mutex<State<T>>,
     arrived: Condvar,
-    /// Tokens here, or a large number once closed: a hint for spinning threads, never relied upon.
-    hint: AtomicUsize,
+    /// Tokens here, or a large number once closed: written with the lock held. On a cache line of its own, since a
+    /// thread that spins on the lock's would slow down whoever holds it.
+    hint: Padded<AtomicUsize>,
 }
 
 #[derive(Debug)]
@@ -63,7 +64,7 @@ impl<T> Gate<T> {
                 closed: None,
             }),
             arrived: Condvar::new(),
-            hint: AtomicUsize::new(0),
+            hint: Padded(AtomicUsize::new(0)),
         }
     }
 
@@ -97,7 +98,10 @@ impl<T> Gate<T> {
     /// Takes the oldest token: `None` when there was none within `patience`. A closed gate that still holds tokens
     /// gives them first.
     pub(crate) fn take(&self, patience: Patience, spin: &mut Spin) -> Result<Option<T>, Closed> {
-        if !matches!(patience, Patience::None) && self.hint.load(Ordering::Relaxed) == 0 {
+        if self.hint.load(Ordering::Relaxed) == 0 {
+            if matches!(patience, Patience::None) {
+                return Ok(None); // whoever puts a token in, or closes the gate, has set the hint when that is done
+            }
             spin.until(|| self.hint.load(Ordering::Relaxed) > 0);
         }
         let mut state = lock(&self.state);

@@ -219,6 +219,7 @@ pub(crate) struct Place {
     pub step_stride: usize,
     /// Bytes of one lane's value.
     pub bytes: usize,
+    pub dtype: DType,
 }
 
 impl Place {
@@ -230,6 +231,7 @@ impl Place {
             row_stride: c.row_stride,
             step_stride: c.step_stride,
             bytes: c.item_bytes,
+            dtype: c.dtype,
         };
         match layout.kind.is_replayed() {
             true => buffer.to_vec(),
@@ -249,7 +251,7 @@ impl Place {
             let whole = bytes.checked_mul(lanes).and_then(|b| b.checked_mul(depth));
             let next = whole.and_then(|whole| end.checked_add(whole)).and_then(|end| round_up(end, LEAF_ALIGN));
             let next = next.ok_or_else(|| overflow(format!("the lane buffer of {lanes} lanes")))?;
-            places.push(Place { offset: end, row_stride: bytes, step_stride: bytes * lanes, bytes });
+            places.push(Place { offset: end, row_stride: bytes, step_stride: bytes * lanes, bytes, dtype: leaf.dtype });
             end = next;
         }
         Ok((places, end))

@@ -89,6 +89,33 @@ pub enum NextError {
     Device(DeviceUseError),
 }
 
+/// Which feed of a [`select`](Learner::select) failed, and why. Counted as in the list that was passed.
+///
+/// ```
+/// # use pinring::*;
+/// # fn look(learners: &[&Learner]) {
+/// match Learner::select(learners, std::time::Duration::from_secs(1)) {
+///     Err(SelectError { feed, error }) => println!("feed {feed}: {error}"),
+///     Ok(batch) => println!("a batch came: {}", batch.is_some()),
+/// }
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("feed {feed} of those selected from: {error}")]
+pub struct SelectError {
+    /// Its place in the list of learners; where all of them ended, the last one's.
+    pub feed: usize,
+    /// What it said.
+    #[source]
+    pub error: NextError,
+}
+
+impl From<SelectError> for Error {
+    fn from(error: SelectError) -> Error {
+        Error::from_source(Error::from(error.error.clone()).kind(), error)
+    }
+}
+
 impl From<Closed> for NextError {
     fn from(closed: Closed) -> NextError {
         match closed {
@@ -256,19 +283,19 @@ impl Learner {
     /// # Errors
     /// As [`next_batch`](Learner::next_batch), for the first feed that fails. [`NextError::AllHeld`] only when no feed can
     /// go on: after a second, or at the timeout if that is shorter.
-    pub fn select(learners: &[&Learner], timeout: Duration) -> Result<Option<(usize, Batch)>, NextError> {
+    pub fn select(learners: &[&Learner], timeout: Duration) -> Result<Option<(usize, Batch)>, SelectError> {
         let patience = Patience::timeout(timeout);
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         let mut watches = vec![HeldWatch::default(); learners.len()];
-        if learners.iter().any(|learner| learner.gate.is_inherited()) {
-            return Err(NextError::Closed(Closed::UsedAfterFork));
+        if let Some(feed) = learners.iter().position(|learner| learner.gate.is_inherited()) {
+            return Err(SelectError { feed, error: NextError::Closed(Closed::UsedAfterFork) });
         }
         loop {
             // A feed that was stopped or failed is an error at once, whatever the others have.
-            if let Some(over) = learners.iter().find(|learner| learner.gate.over().is_some()) {
-                match over.take(Patience::None) {
+            if let Some(feed) = learners.iter().position(|learner| learner.gate.over().is_some()) {
+                match learners[feed].take(Patience::None) {
                     Err(NextError::Ended) | Ok(_) => {}
-                    Err(error) => return Err(error),
+                    Err(error) => return Err(SelectError { feed, error }),
                 }
             }
             let waiting = |(index, learner): (usize, &&Learner)| {
@@ -288,12 +315,14 @@ impl Learner {
                     Ok(Some(batch)) => return Ok(Some((index, batch))),
                     Ok(None) => {}
                     Err(NextError::Ended) => ended += 1,
-                    Err(NextError::AllHeld { .. }) => held.extend(watch.look(learner.counts(), long)),
-                    Err(error) => return Err(error),
+                    Err(NextError::AllHeld { .. }) => {
+                        held.extend(watch.look(learner.counts(), long).map(|error| SelectError { feed: index, error }));
+                    }
+                    Err(error) => return Err(SelectError { feed: index, error }),
                 }
             }
             if ended == learners.len() {
-                return Err(NextError::Ended);
+                return Err(SelectError { feed: learners.len().saturating_sub(1), error: NextError::Ended });
             }
             // While one feed can go on, it does not matter that others cannot.
             if ended + held.len() == learners.len()

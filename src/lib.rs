@@ -129,7 +129,7 @@ pub use batch::{Batch, BatchView, ColumnBytes, SharedBatch};
 pub use cuda::device::DeviceError;
 pub use cuda::types::{Candidate, CudaError, CudaFindError, CudaSearch, Outcome, Rung};
 pub use cuda::{CudaReport, probe_cuda};
-pub use element::{DType, Element};
+pub use element::{DType, Element, UnknownDType};
 pub use episodes::{End, Episode, Episodes};
 pub use error::{Closed, Error, ErrorKind, Fault, Result};
 pub use feed::{Feed, FeedBuilder, Footprint, Intake, Pinning, StartHandle, StopReport};
@@ -140,7 +140,7 @@ pub use gather::{Gather, GatherReport};
 pub use intake::WhenFull;
 pub use keys::{Keys, UpdateError, Updated};
 pub use layout::{COLUMN_ALIGN, ColumnInfo, SLOT_ALIGN};
-pub use learner::{Batches, DeviceUseError, Learner, NextBatch, NextError};
+pub use learner::{Batches, DeviceUseError, Learner, NextBatch, NextError, SelectError};
 pub use memory::{
     BudgetRefusal, MapOutcome, MemoryLimit, MemoryLimitKind, PinOutcome, PinPhase, PinProgress, PinReport, PinTimes,
     PinTrial, RegisterRefusal, RingError, SlotEnd,

@@ -183,18 +183,20 @@ impl WriterCounters {
 #[derive(Debug)]
 pub(crate) struct Counters {
     writers: Mutex<Writers>,
-    pub(crate) rows: AtomicU64,
-    pub(crate) batches: AtomicU64,
-    pub(crate) taken: AtomicU64,
+    /// What writers count, once a batch, apart from what learners count: the two would wait for each other's cache lines.
+    pub(crate) rows: Padded<AtomicU64>,
+    pub(crate) batches: Padded<AtomicU64>,
+    fill: Padded<Mutex<Histogram<u64>>>,
+    pub(crate) taken: Padded<AtomicU64>,
     /// Rows dropped by the feed itself: unsealed or untaken at the stop.
     pub(crate) dropped_rows: AtomicU64,
     pub(crate) episodes: AtomicU64,
     pub(crate) episodes_dropped: AtomicU64,
     pub(crate) learner_blocked_ns: AtomicU64,
     /// Batches in the learner's hands.
-    pub(crate) held: AtomicUsize,
+    pub(crate) held: Padded<AtomicUsize>,
     pub(crate) quarantined: AtomicU64,
-    stages: Mutex<Stages>,
+    stages: Padded<Mutex<Stages>>,
 }
 
 #[derive(Debug, Default)]
@@ -206,7 +208,6 @@ struct Writers {
 
 #[derive(Debug)]
 struct Stages {
-    fill: Histogram<u64>,
     wait: Histogram<u64>,
     hold: Histogram<u64>,
     lag: Histogram<u64>,
@@ -227,16 +228,17 @@ impl Counters {
             || Histogram::new_with_bounds(1, 3_600_000_000_000, 2).expect("bounds that hdrhistogram allows");
         Counters {
             writers: Mutex::default(),
-            rows: AtomicU64::new(0),
-            batches: AtomicU64::new(0),
-            taken: AtomicU64::new(0),
+            rows: Padded::default(),
+            batches: Padded::default(),
+            fill: Padded(Mutex::new(histogram())),
+            taken: Padded::default(),
             dropped_rows: AtomicU64::new(0),
             episodes: AtomicU64::new(0),
             episodes_dropped: AtomicU64::new(0),
             learner_blocked_ns: AtomicU64::new(0),
-            held: AtomicUsize::new(0),
+            held: Padded::default(),
             quarantined: AtomicU64::new(0),
-            stages: Mutex::new(Stages { fill: histogram(), wait: histogram(), hold: histogram(), lag: histogram() }),
+            stages: Padded(Mutex::new(Stages { wait: histogram(), hold: histogram(), lag: histogram() })),
         }
     }
 
@@ -253,13 +255,12 @@ impl Counters {
     }
 
     pub(crate) fn stage(&self, stage: Stage, took: Duration) {
-        let mut stages = lock(&self.stages);
-        let histogram = match stage {
-            Stage::Fill => &mut stages.fill,
-            Stage::Wait => &mut stages.wait,
-            Stage::Hold => &mut stages.hold,
-        };
-        histogram.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        match stage {
+            Stage::Fill => lock(&self.fill).saturating_record(nanos),
+            Stage::Wait => lock(&self.stages).wait.saturating_record(nanos),
+            Stage::Hold => lock(&self.stages).hold.saturating_record(nanos),
+        }
     }
 
     /// Records the lag of every row of a batch.
@@ -284,8 +285,8 @@ impl Counters {
         metrics.learner_blocked = Duration::from_nanos(self.learner_blocked_ns.load(Ordering::Relaxed));
         metrics.quarantined_slots = self.quarantined.load(Ordering::Relaxed);
         metrics.batches_held = self.held.load(Ordering::Relaxed);
+        metrics.fill = latency(&lock(&self.fill));
         let stages = lock(&self.stages);
-        metrics.fill = latency(&stages.fill);
         metrics.wait = latency(&stages.wait);
         metrics.hold = latency(&stages.hold);
         metrics.lag = Lag {

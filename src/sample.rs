@@ -5,7 +5,7 @@
 //! in memory (see `layout`), choose rows.
 
 use crate::element::{DType, Element};
-use crate::schema::{self, Leaf, SchemaError, Step};
+use crate::schema::{self, Leaf, MOST_STEPS, SchemaError, Step};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -232,8 +232,6 @@ pub struct Sample {
     pub(crate) declared: Vec<Declared>,
 }
 
-/// Offsets and lengths are no larger than this, so that sums of them never overflow.
-const MOST_STEPS: usize = 1 << 20;
 const REPLAYED: &str = "a sample of a step store: `Sample::transition` or `Sample::sequence`";
 
 impl Sample {
@@ -480,7 +478,7 @@ impl Sample {
     }
 
     /// The column of that name and element type: a leaf, or a column that was declared. Windows are named after their leaf
-    /// and offsets, `obs[-3..1]`, `next.obs`; `at(leaf, 0)` and `all(leaf)` are named like the leaf.
+    /// and offsets, `obs[-3..1]`, `next.obs`; `all(leaf)` is named like the leaf, and so is a transition's `at(leaf, 0)`.
     ///
     /// # Errors
     /// [`SchemaError::Missing`] lists the names there are; [`SchemaError::ElementType`] names the type it has.
@@ -500,9 +498,29 @@ impl Sample {
         if self.kind.is_replayed() && self.declared.is_empty() {
             return Err(SchemaError::NoColumns);
         }
+        self.check_sparse()?;
         let names = self.names();
         let twice = names.iter().enumerate().find(|(place, (name, _))| names[..*place].iter().any(|(n, _)| n == name));
         twice.map_or(Ok(()), |(_, (name, _))| Err(SchemaError::Duplicate { name: name.clone() }))
+    }
+
+    /// Leaves that are kept on some steps only are read on those.
+    fn check_sparse(&self) -> Result<(), SchemaError> {
+        for (index, leaf) in self.step.leaves.iter().enumerate().filter(|(_, leaf)| leaf.every > 1) {
+            let kept = |window: &Window| {
+                let at_first = window.single && window.anchor == Anchor::First;
+                window.leaf != index || (at_first && window.from.unsigned_abs() as usize % leaf.every == 0)
+            };
+            let mut windows = self.declared.iter().filter_map(|declared| match declared {
+                Declared::Window(window) => Some(window),
+                Declared::Derived(_) => None,
+            });
+            let begins = matches!(self.kind, Kind::Sequence { stride, .. } if stride % leaf.every == 0);
+            if !begins || !windows.all(kept) {
+                return Err(SchemaError::Sparse { leaf: leaf.name.clone(), every: leaf.every });
+            }
+        }
+        Ok(())
     }
 
     /// Names and element types of all columns.
@@ -512,7 +530,10 @@ impl Sample {
         let declared = self.declared.iter().map(|declared| match declared {
             Declared::Derived(derived) => (derived.name().to_owned(), derived.dtype()),
             Declared::Window(window) => match leaves.get(window.leaf) {
-                Some(leaf) => (window.name(&leaf.name, self.steps_of(leaf.observation)), leaf.dtype),
+                Some(leaf) => {
+                    let all = self.kind.has_time().then(|| self.steps_of(leaf.observation));
+                    (window.name(&leaf.name, all), leaf.dtype)
+                }
                 None => (String::new(), DType::U8), // a foreign leaf, which `check` has reported
             },
         });
@@ -552,15 +573,17 @@ impl Window {
         (self.to - self.from).max(0) as usize
     }
 
-    /// `all`: the values of a window that is the leaf itself.
-    fn name(&self, leaf: &str, all: usize) -> String {
+    /// `all`: how many values of the leaf a sequence has; `None` of a transition, which has one.
+    fn name(&self, leaf: &str, all: Option<usize>) -> String {
         let next = if self.anchor == Anchor::Bootstrap { "next." } else { "" };
         let pad = if self.pad == Pad::Repeat { " repeated" } else { "" };
-        match (self.single, self.from, self.to) {
-            (true, 0, _) => format!("{next}{leaf}"),
+        let whole = all == Some(self.len()) && pad.is_empty();
+        match (self.single, self.from, next.is_empty()) {
+            (true, 0, true) if all.is_none() => leaf.to_owned(),
+            (true, 0, false) => format!("next.{leaf}"),
             (true, from, _) => format!("{next}{leaf}[{from}]"),
-            (false, 0, to) if to as usize == all && pad.is_empty() && next.is_empty() => leaf.to_owned(),
-            (false, from, to) => format!("{next}{leaf}[{from}..{to}]{pad}"),
+            (false, 0, true) if whole => leaf.to_owned(),
+            (false, from, _) => format!("{next}{leaf}[{from}..{}]{pad}", self.to),
         }
     }
 }

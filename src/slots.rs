@@ -35,6 +35,9 @@ pub(crate) struct RowKey {
 pub(crate) struct Slots {
     pub(crate) layout: Arc<Layout>,
     base: NonNull<u8>,
+    /// Two of the layout's numbers, asked for each row.
+    slot_bytes: usize,
+    rows: usize,
     records: Box<[UnsafeCell<RowRecord>]>,
 }
 
@@ -48,7 +51,7 @@ impl Slots {
     /// `base` is the ring's first slot; slots lie `layout.slot_bytes` apart.
     pub(crate) fn new(layout: Arc<Layout>, base: NonNull<u8>, slots: usize) -> Slots {
         let records = (0..slots * layout.rows).map(|_| UnsafeCell::default()).collect();
-        Slots { layout, base, records }
+        Slots { slot_bytes: layout.slot_bytes, rows: layout.rows, layout, base, records }
     }
 
     /// Bytes of row records for a ring of that many slots.
@@ -59,14 +62,14 @@ impl Slots {
     /// The first byte of a slot. Following it is up to the caller's claim or lease.
     #[inline]
     pub(crate) fn slot(&self, slot: u32) -> *mut u8 {
-        self.base.as_ptr().wrapping_add(slot as usize * self.layout.slot_bytes)
+        self.base.as_ptr().wrapping_add(slot as usize * self.slot_bytes)
     }
 
     /// # Safety
     /// The caller holds a claim on that row, or the slot's lease.
     #[inline]
     pub(crate) unsafe fn set_record(&self, slot: u32, row: usize, record: RowRecord) {
-        let cell = &self.records[slot as usize * self.layout.rows + row];
+        let cell = &self.records[slot as usize * self.rows + row];
         // SAFETY: nobody else touches this row's record while the caller holds its claim (invariant 2).
         unsafe { *cell.get() = record }
     }
@@ -75,7 +78,7 @@ impl Slots {
     /// The caller holds the slot's lease (or a claim on that row) and no `set_record` runs beside it.
     #[inline]
     pub(crate) unsafe fn record(&self, slot: u32, row: usize) -> RowRecord {
-        let cell = &self.records[slot as usize * self.layout.rows + row];
+        let cell = &self.records[slot as usize * self.rows + row];
         // SAFETY: as for `set_record`: a sealed slot has no writer (invariant 2).
         unsafe { *cell.get() }
     }

@@ -54,7 +54,8 @@ fn every_verb_says_so_with_both_numbers() {
     (0..3).for_each(|_| write(&mut writer, obs));
     let mut held: Vec<Batch> = (0..3).map(|_| learner.next_batch().unwrap()).collect();
     let expected = NextError::AllHeld { held: 3, buffers: 3 };
-    let at_once = [learner.try_next().err(), Learner::select(&[&learner], Duration::ZERO).err()];
+    let at_once =
+        [learner.try_next().err(), Learner::select(&[&learner], Duration::ZERO).err().map(|failed| failed.error)];
     assert_eq!(at_once, [Some(expected.clone()), Some(expected.clone())]);
     let text = expected.to_string();
     assert!(text.contains("all 3 of 3 buffers are held") && text.contains("drop a batch before"), "{text}");
@@ -66,8 +67,16 @@ fn every_verb_says_so_with_both_numbers() {
             ("next_timeout", SECOND, Box::new(|| learner.next_timeout(Duration::MAX).err())),
             ("short next_timeout", SECOND / 20, Box::new(|| learner.next_timeout(SECOND / 20).err())),
             ("next_async", SECOND, Box::new(|| block_on(learner.next_async()).err())),
-            ("select", SECOND, Box::new(|| Learner::select(&[&learner], Duration::MAX).err())),
-            ("short select", SECOND / 20, Box::new(|| Learner::select(&[&learner], SECOND / 20).err())),
+            (
+                "select",
+                SECOND,
+                Box::new(|| Learner::select(&[&learner], Duration::MAX).err().map(|failed| failed.error)),
+            ),
+            (
+                "short select",
+                SECOND / 20,
+                Box::new(|| Learner::select(&[&learner], SECOND / 20).err().map(|failed| failed.error)),
+            ),
         ];
         for (verb, least, wait) in waits {
             let expected = expected.clone();
@@ -110,7 +119,9 @@ fn a_late_drop_is_in_time() {
                     let batch = match verb {
                         0 => learner.next_batch(),
                         1 => block_on(learner.next_async()),
-                        _ => Learner::select(&[&learner], Duration::MAX).map(|found| found.unwrap().1),
+                        _ => Learner::select(&[&learner], Duration::MAX)
+                            .map(|found| found.unwrap().1)
+                            .map_err(|failed| failed.error),
                     };
                     assert_eq!(batch.unwrap().sequence_number(), 1, "verb {verb}");
                 });
@@ -137,7 +148,9 @@ fn a_second_is_counted_from_when_all_were_held() {
                         let batch = match verb {
                             0 => learner.next_batch(),
                             1 => block_on(learner.next_async()),
-                            _ => Learner::select(&[learner], Duration::MAX).map(|found| found.unwrap().1),
+                            _ => Learner::select(&[learner], Duration::MAX)
+                                .map(|found| found.unwrap().1)
+                                .map_err(|failed| failed.error),
                         };
                         (batch.map(|batch| batch.sequence_number()), begun.elapsed())
                     });

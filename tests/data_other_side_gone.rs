@@ -152,7 +152,7 @@ const TAKES: [(&str, Take); 5] = [
     ("next_batch", |learner| learner.next_batch().err()),
     ("next_timeout", |learner| learner.next_timeout(Duration::MAX).err()),
     ("next_async", |learner| block_on(learner.next_async()).err()),
-    ("select", |learner| Learner::select(&[learner], Duration::MAX).err()),
+    ("select", |learner| Learner::select(&[learner], Duration::MAX).err().map(|failed| failed.error)),
     ("iter", |learner| match learner.iter().next() {
         None => Some(NextError::Ended),
         Some(result) => result.err(),

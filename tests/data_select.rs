@@ -75,7 +75,7 @@ fn a_fast_feed_does_not_starve_a_slow_one() {
             let (index, batch) = match Learner::select(&learners, Duration::MAX) {
                 Ok(found) => found.expect("it waits for ever"),
                 Err(error) => {
-                    assert_eq!(error, NextError::Ended);
+                    assert_eq!(error.error, NextError::Ended);
                     break;
                 }
             };
@@ -108,9 +108,9 @@ fn feeds_that_ended_are_passed_over_until_all_have() {
         let waits = scope.spawn(|| Learner::select(&learners, Duration::MAX).map(drop));
         thread::sleep(Duration::from_millis(10));
         writers.clear();
-        assert_eq!(waits.join().unwrap(), Err(NextError::Ended));
+        assert_eq!(waits.join().unwrap(), Err(SelectError { feed: 1, error: NextError::Ended }));
     });
-    assert_eq!(Learner::select(&[], Duration::MAX).map(drop), Err(NextError::Ended));
+    assert_eq!(Learner::select(&[], Duration::MAX).map(drop), Err(SelectError { feed: 0, error: NextError::Ended }));
 }
 
 /// A feed that was stopped is an error, and not a reason to wait for the others.
@@ -121,7 +121,7 @@ fn a_feed_that_failed_is_told() {
     let _writers: Vec<Writer> = feeds.iter().map(|one| one.feed.writer(1).unwrap()).collect();
     feeds[1].feed.stop(Duration::from_secs(10)).unwrap();
     let error = Learner::select(&learners, Duration::MAX).map(drop);
-    assert_eq!(error, Err(NextError::Closed(Closed::Stopped)));
+    assert_eq!(error, Err(SelectError { feed: 1, error: NextError::Closed(Closed::Stopped) }));
 }
 
 /// Where one feed's batches are all held, the others go on.
@@ -138,7 +138,7 @@ fn a_feed_whose_batches_are_all_held_does_not_stop_the_others() {
     let other = Learner::select(&learners, Duration::ZERO).unwrap().unwrap();
     assert_eq!(other.0, 1);
     let all = Learner::select(&learners, Duration::ZERO).map(drop);
-    assert_eq!(all, Err(NextError::AllHeld { held: 1, buffers: 1 }));
+    assert_eq!(all, Err(SelectError { feed: 0, error: NextError::AllHeld { held: 1, buffers: 1 } }));
 }
 
 /// However many batches the others have: a stopped feed is told at the next call.
@@ -150,6 +150,6 @@ fn a_stopped_feed_is_told_while_another_has_batches() {
     (0..3).for_each(|value| write(&mut writer, feeds[0].obs, value));
     feeds[1].feed.stop(Duration::from_secs(10)).unwrap();
     let told = Learner::select(&learners, Duration::from_secs(10));
-    assert!(matches!(told, Err(NextError::Closed(Closed::Stopped))), "{told:?}");
+    assert_eq!(told.map(drop), Err(SelectError { feed: 1, error: NextError::Closed(Closed::Stopped) }));
     assert_eq!(Learner::select(&learners[..1], Duration::ZERO).unwrap().unwrap().0, 0, "nothing of the other was lost");
 }

@@ -247,7 +247,7 @@ alone! {
                 }
                 Ok(None) => panic!("it waited in vain"),
                 Err(error) => {
-                    assert_eq!(error, NextError::Ended);
+                    assert_eq!(error.error, NextError::Ended);
                     break;
                 }
             }

@@ -217,7 +217,7 @@ alone! {
             wait(|learner, _| learner.next_timeout(Duration::MAX).unwrap_err()),
             wait(|learner, _| learner.iter().next().unwrap().unwrap_err()),
             wait(|learner, _| block_on(learner.next_async()).unwrap_err()),
-            wait(|learner, other| Learner::select(&[other, learner], Duration::MAX).unwrap_err()),
+            wait(|learner, other| Learner::select(&[other, learner], Duration::MAX).unwrap_err().error),
         ];
         let_them_wait();
         assert!(waiting.iter().all(|thread| !thread.is_finished()));

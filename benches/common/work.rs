@@ -31,8 +31,10 @@ pub struct Columns<O> {
 pub enum How {
     /// `put`: from a slice.
     Put,
-    /// `view_mut`: the environment writes where the batch will be.
+    /// `overwrite`: the environment writes every value where the batch will be.
     InPlace,
+    /// `view_mut`: the same, into zeros.
+    Zeroed,
 }
 
 impl<O: Element + From<u8> + PartialEq> Leaves<O> {
@@ -72,23 +74,29 @@ impl<O: Element + From<u8> + PartialEq> Leaves<O> {
                 step.put(self.reward, &from.reward)?;
                 step.put(self.done, &from.done)
             }
-            How::InPlace => {
-                in_place(step, self.obs, &from.obs);
+            How::InPlace | How::Zeroed => {
+                let lanes = from.lanes;
+                in_place(step, self.obs, &from.obs, lanes, how);
                 for (&leaf, values) in self.more.iter().zip(&from.more) {
-                    in_place(step, leaf, values);
+                    in_place(step, leaf, values, lanes, how);
                 }
-                in_place(step, self.action, &from.action);
-                in_place(step, self.reward, &from.reward);
-                in_place(step, self.done, &from.done);
+                in_place(step, self.action, &from.action, lanes, how);
+                in_place(step, self.reward, &from.reward, lanes, how);
+                in_place(step, self.done, &from.done, lanes, how);
                 Ok(())
             }
         }
     }
 }
 
+/// What an environment does that writes its values itself: here it has them in a slice.
 #[inline]
-fn in_place<T: Element>(step: &mut StepMut<'_>, leaf: Leaf<T>, values: &[T]) {
-    let mut view = step.view_mut(leaf);
+fn in_place<T: Element>(step: &mut StepMut<'_>, leaf: Leaf<T>, values: &[T], lanes: usize, how: How) {
+    if how == How::InPlace && lanes == 1 {
+        step.overwrite_lane(leaf, 0).copy_from_slice(values);
+        return;
+    }
+    let mut view = if how == How::InPlace { step.overwrite(leaf) } else { step.view_mut(leaf) };
     view.as_slice_mut().expect("the rows of a single step follow each other").copy_from_slice(values);
 }
 

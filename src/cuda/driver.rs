@@ -2,9 +2,10 @@
 //! the driver is too old for: the pin table with thin adapters over the driver's functions.
 //!
 //! The driver's codes are the runtime's numbers. It has no last-error slot, and its calls need a context that is
-//! current on the calling thread: each adapter pushes the primary context of device 0, which every runtime in the
-//! process shares, and pops it again, so that no caller's thread is left with another context than it had. It
-//! selects no other device, allocates nothing and never gives the primary context back.
+//! current on the calling thread: each adapter pushes the primary context of one device, which every runtime in the
+//! process shares, and pops it again, so that no caller's thread is left with another context than it had. That device
+//! is the one whose context the first thread that initialises has, as the pinning thread of a feed with devices does, and
+//! else device 0. It allocates nothing and never gives the primary context back.
 
 use super::table::{MissingSymbol, PinTable, table_from_symbols};
 use super::types::code;
@@ -20,6 +21,7 @@ struct Driver {
     cuInit: unsafe extern "C" fn(c_uint) -> c_int,
     cuDriverGetVersion: unsafe extern "C" fn(*mut c_int) -> c_int,
     cuDeviceGet: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
+    cuCtxGetDevice: unsafe extern "C" fn(*mut c_int) -> c_int,
     cuDevicePrimaryCtxRetain: unsafe extern "C" fn(*mut usize, c_int) -> c_int,
     cuCtxPushCurrent_v2: unsafe extern "C" fn(usize) -> c_int,
     cuCtxPopCurrent_v2: unsafe extern "C" fn(*mut usize) -> c_int,
@@ -34,7 +36,7 @@ struct Driver {
 
 /// A process has one driver. Its library is never closed.
 static DRIVER: OnceLock<Driver> = OnceLock::new();
-/// The primary context of device 0, once retained.
+/// The primary context that is used, once retained.
 static CONTEXT: OnceLock<usize> = OnceLock::new();
 
 /// The pin table over a loaded driver, and an address inside it.
@@ -43,6 +45,7 @@ pub(super) fn table(library: &Library) -> Result<(PinTable, usize), MissingSymbo
         cuInit,
         cuDriverGetVersion,
         cuDeviceGet,
+        cuCtxGetDevice,
         cuDevicePrimaryCtxRetain,
         cuCtxPushCurrent_v2,
         cuCtxPopCurrent_v2,
@@ -88,7 +91,7 @@ fn in_context(call: impl FnOnce(&Driver) -> c_int) -> c_int {
     answer
 }
 
-/// Stands for `cudaFree(0)`: initialises the driver and makes the primary context of device 0.
+/// Stands for `cudaFree(0)`: initialises the driver and makes the primary context of the thread's device, or of device 0.
 unsafe extern "C" fn init(pointer: *mut c_void) -> c_int {
     let Some(driver) = DRIVER.get() else { return code::INITIALIZATION };
     if !pointer.is_null() {
@@ -99,7 +102,8 @@ unsafe extern "C" fn init(pointer: *mut c_void) -> c_int {
         // SAFETY: the out-pointers are live integers of ours; the device is the one that the driver just named.
         let answer = unsafe {
             let mut answer = (driver.cuInit)(0);
-            if answer == 0 {
+            // An error says that this thread has no context, so any device will do.
+            if answer == 0 && (driver.cuCtxGetDevice)(&mut device) != 0 {
                 answer = (driver.cuDeviceGet)(&mut device, 0);
             }
             if answer == 0 {

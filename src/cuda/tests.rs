@@ -262,6 +262,26 @@ fn the_driver_alone_registers_and_leaves_no_context_behind() {
     assert!(fake.functions().iter().all(|function| function.starts_with("cu") && !function.starts_with("cuda")));
 }
 
+/// A feed of the second device alone must not make a context on the first.
+#[test]
+fn the_driver_alone_uses_the_device_whose_context_the_thread_has() {
+    const TEST: &str = "cuda::tests::the_driver_alone_uses_the_device_whose_context_the_thread_has";
+    if !is_child(TEST) {
+        alone(TEST, |_| {}); // what is retained is kept for the process
+        return;
+    }
+    let path = fake::place(&scratch("handle-second"), "libcuda.so.1");
+    let fake = Fake::open(&path);
+    fake.devices(2);
+    fake.set_device(1);
+    // SAFETY: the fake is loaded already.
+    let library = unsafe { libloading::os::unix::Library::new(&path) }.unwrap();
+    let (table, _) = driver::table(&library).unwrap();
+    // SAFETY: it takes null.
+    assert_eq!(unsafe { (table.cudaFree)(std::ptr::null_mut()) }, 0);
+    assert_eq!([0, 1].map(|device| fake.retained(device)), [0, 1]);
+}
+
 /// On real hardware: the same answers as the fake gives, through a runtime and through the driver alone.
 #[test]
 fn on_a_gpu_memory_is_locked_through_the_runtime_and_through_the_driver() {

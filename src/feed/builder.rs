@@ -71,9 +71,10 @@ pub struct Footprint {
     /// A replay store's records, rounded up to [`SLOT_ALIGN`](crate::SLOT_ALIGN): `record_bytes_each × store_records`;
     /// 0 without one.
     pub store_bytes: usize,
-    /// Records of a replay store: ⌈capacity / c⌉ + lanes + 2 chunks of c = min(64, capacity / (4 × lanes)), at least 1.
+    /// Records of a replay store: ⌈capacity / c⌉ + lanes + 2 chunks of c = min(64, capacity / (4 × lanes)), at least 1. Of a
+    /// leaf that is kept on every k-th step, a chunk has ⌈c / k⌉ cells more, each as many whole records long as it takes.
     pub store_records: usize,
-    /// One record: every leaf rounded up to 16 bytes.
+    /// One record: every leaf that is kept on each step, rounded up to 16 bytes.
     pub record_bytes_each: usize,
     /// What is page-locked: `ring_bytes`, and two buffers of the download size for each device; or 0 with pinning off.
     pub page_locked_bytes: usize,
@@ -410,7 +411,7 @@ impl FeedBuilder {
         let store = self.store_plan(&layout)?.zip(self.replay.take());
         let store = store.map(|(size, (_, sampler))| {
             let times = sampler.most_times();
-            let selector = Selector::new(sampler, size.records() as u32, seed);
+            let selector = Selector::new(sampler, size.steps(), seed);
             let selector = selector.map_err(|error| Error::from_source(ErrorKind::Config, error))?;
             let setting = Setting {
                 capacity: size.most_items() as u64,

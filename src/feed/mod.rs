@@ -255,7 +255,7 @@ impl Feed {
     }
 
     /// Forgets every stored step and every batch that was sampled and not taken; the pace begins anew. Lanes go on where
-    /// they are, within a new run: no later sample reaches back behind this. Device batches that were handed over already
+    /// they are, in their episodes; no later sample reaches back behind this. Device batches that were handed over already
     /// stay.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 //! Owns the numbers of lanes and writers, and the count of handles: when the last writer and the last intake handle
 //! are gone, the source is at its end.
 
-use crate::sync::lock;
+use crate::sync::{Padded, lock};
 use std::ops::Range;
 use std::sync::Mutex;
 
@@ -13,7 +13,8 @@ const MOST: usize = u32::MAX as usize;
 #[derive(Debug)]
 pub(crate) struct LaneTable {
     max: Option<usize>,
-    state: Mutex<Taken>,
+    /// Read whenever a slot is opened.
+    state: Padded<Mutex<Taken>>,
 }
 
 #[derive(Debug, Default)]
@@ -44,7 +45,7 @@ pub(crate) enum NoSeat {
 
 impl LaneTable {
     pub(crate) fn new(max: Option<usize>) -> LaneTable {
-        LaneTable { max, state: Mutex::default() }
+        LaneTable { max, state: Padded::default() }
     }
 
     /// Counts one more intake handle.

@@ -243,7 +243,7 @@ impl IntakeGate {
             self.seal(&state, slot, rows, opened)
         });
         let ended = self.batches.end(Closed::Ended);
-        let ring = state.ring.take();
+        let ring = self.release_ring(&mut state);
         drop(state);
         self.batches.wake(sealed.unwrap_or_default());
         self.batches.wake(ended);

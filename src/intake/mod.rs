@@ -94,9 +94,8 @@ pub(crate) enum NoRoom {
 /// The unique right to a sealed slot. Its drop is the only way a slot comes home (invariant 2).
 pub(crate) struct Lease {
     pub(crate) slot: u32,
+    /// Keeps the mapping until the slot is home (invariant 7).
     home: Arc<IntakeGate>,
-    /// Keeps the mapping (invariant 7). Dropped after the slot came home: fields drop in order of declaration.
-    _ring: Arc<Ring>,
 }
 
 impl fmt::Debug for Lease {
@@ -174,11 +173,11 @@ pub(crate) struct IntakeGate {
     stamp: ForkStamp,
     /// The versions that writers act with, once one of them asked: the lag histogram is counted against them.
     seen_versions: OnceLock<Arc<Versions>>,
-    cells: Box<[stripes::Cell]>,
+    stripes: stripes::Stripes,
     /// Whether a claim should look for gaps first; a hint, the truth is in `state`.
-    gaps_hint: AtomicBool,
+    gaps_hint: Padded<AtomicBool>,
     /// Counts events that may have made room; spinning writers watch it.
-    events: AtomicU64,
+    events: Padded<AtomicU64>,
     /// The stop or the fault that came, also behind a natural end: feeding ends too.
     over: OnceLock<Closed>,
     /// Writers that wait at the lag gate.
@@ -191,17 +190,19 @@ pub(crate) struct IntakeGate {
     stop_deadline: OnceLock<Instant>,
     /// Copies of `state.closed.is_some()`, for waits on other locks.
     closed_hint: AtomicBool,
-    state: Mutex<State>,
+    state: Padded<Mutex<State>>,
     room: Condvar,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Keeps the mapping while slots are open or free; given up when the gate is closed and the last claim has ended.
+    /// Keeps the mapping; given up when the gate is closed, the last claim has ended and the last slot is home.
     ring: Option<Arc<Ring>>,
     free: Vec<u32>,
     /// Writers parked on `room`.
     parked: usize,
+    /// Whether one of them was woken and has not looked yet: it wakes the next one when it leaves room behind.
+    waking: bool,
     /// Writers that wait for many rows at once: a wake may be of no use to them, so it must reach the others too.
     choosy: usize,
     closed: Option<Closed>,
@@ -266,19 +267,20 @@ impl IntakeGate {
             stamp: ring.stamp(),
             page_locked_bytes: if ring.is_pinned() { ring.bytes() } else { 0 },
             seen_versions,
-            cells: (0..buffers).map(|_| stripes::Cell::new(layout.rows)).collect(),
-            gaps_hint: AtomicBool::new(false),
-            events: AtomicU64::new(0),
+            stripes: stripes::Stripes::new(buffers, layout.rows),
+            gaps_hint: Padded(AtomicBool::new(false)),
+            events: Padded(AtomicU64::new(0)),
             over: OnceLock::new(),
             waiting_for_weights: AtomicUsize::new(0),
             learners: AtomicUsize::new(0),
             at_close: Mutex::default(),
             stop_deadline: OnceLock::new(),
             closed_hint: AtomicBool::new(false),
-            state: Mutex::new(State {
+            state: Padded(Mutex::new(State {
                 ring: Some(ring),
                 free: (0..buffers as u32).rev().collect(),
                 parked: 0,
+                waking: false,
                 choosy: 0,
                 closed: None,
                 claims: 0,
@@ -286,7 +288,7 @@ impl IntakeGate {
                 striped: stripes::Fill::default(),
                 lockstep: lockstep::Fill::default(),
                 left: Left::default(),
-            }),
+            })),
             room: Condvar::new(),
             layout,
         }
@@ -471,7 +473,14 @@ impl IntakeGate {
             self.counters.dropped_rows.fetch_add(partial, Ordering::Relaxed);
         }
         self.abandon_ending(state);
-        if state.claims == 0 { state.ring.take() } else { None }
+        self.release_ring(state)
+    }
+
+    /// The ring, to be dropped without the lock, once the gate is closed and nobody needs it any more: no claim is open,
+    /// and every slot is home (invariant 7).
+    fn release_ring(&self, state: &mut State) -> Option<Arc<Ring>> {
+        let needed = state.closed.is_none() || state.claims > 0 || state.free.len() < self.buffers;
+        if needed { None } else { state.ring.take() }
     }
 
     /// Tells every waiting writer that `state.closed` has a reason.
@@ -504,7 +513,7 @@ impl IntakeGate {
             self.settle_ending(state);
             return reason;
         }
-        let ring = if state.claims == 0 { state.ring.take() } else { None };
+        let ring = self.release_ring(&mut state);
         drop(state);
         drop(ring);
         reason
@@ -514,14 +523,17 @@ impl IntakeGate {
     fn come_home(&self, slot: u32) {
         let mut state = lock(&self.state);
         state.free.push(slot);
+        let ring = self.release_ring(&mut state);
         self.wake_one(state);
+        drop(ring);
     }
 
     /// Something may have made room: wakes one parked writer that can use it, which wakes the next when it leaves room
     /// behind.
-    fn wake_one(&self, state: MutexGuard<'_, State>) {
+    fn wake_one(&self, mut state: MutexGuard<'_, State>) {
         self.note_event();
-        let (parked, choosy) = (state.parked > 0, state.choosy > 0);
+        let (parked, choosy) = (state.parked > 0 && !state.waking, state.choosy > 0);
+        state.waking |= parked;
         drop(state);
         match (parked, choosy) {
             (false, _) => {}
@@ -561,6 +573,7 @@ impl IntakeGate {
             Some(left) => self.room.wait_timeout(state, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0,
         };
         state.parked -= 1;
+        state.waking = false;
         wait.counters.block(begun.elapsed().as_nanos() as u64);
         wait.begun = None;
         (state, true)
@@ -575,17 +588,15 @@ impl IntakeGate {
 
     /// Seals an open slot, which `state` must no longer name. What it returns is for `batches.wake`, when `state` is no
     /// longer held.
-    fn seal(self: &Arc<Self>, state: &State, slot: u32, rows: usize, opened: Instant) -> Wakes {
+    fn seal(self: &Arc<Self>, _held: &State, slot: u32, rows: usize, opened: Instant) -> Wakes {
         let now = Instant::now();
         self.counters.stage(Stage::Fill, now - opened);
-        let put = state.ring.clone().and_then(|ring| {
-            self.batches.put(|sequence| {
-                // Counted inside the gate: whoever takes the batch finds it counted.
-                self.counters.batches.fetch_add(1, Ordering::Relaxed);
-                self.counters.rows.fetch_add(rows as u64, Ordering::Relaxed);
-                let lease = Lease { slot, home: self.clone(), _ring: ring };
-                Sealed { lease, rows, sequence, sealed: now, ends_pass: false, gather: None, credit: None }
-            })
+        let put = self.batches.put(|sequence| {
+            // Counted inside the gate: whoever takes the batch finds it counted.
+            self.counters.batches.fetch_add(1, Ordering::Relaxed);
+            self.counters.rows.fetch_add(rows as u64, Ordering::Relaxed);
+            let lease = Lease { slot, home: self.clone() };
+            Sealed { lease, rows, sequence, sealed: now, ends_pass: false, gather: None, credit: None }
         });
         // It closes behind `state`, and then nothing is sealed any more.
         debug_assert!(put.is_some(), "a slot was sealed behind the close");

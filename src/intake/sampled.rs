@@ -43,17 +43,17 @@ impl IntakeGate {
             }
             let on_credit = self.gathering.as_ref().filter(|gathering| gathering.tables().is_some());
             if on_credit.is_none_or(Gathering::has_credit)
-                && let (Some(ring), Some(slot)) = (state.ring.clone(), state.free.pop())
+                && let Some(slot) = state.free.pop()
             {
                 let credit = on_credit.map(|gathering| {
                     gathering.lend(-1);
                     Credit { gate: Some(self.clone()) }
                 });
-                return Ok((Lease { slot, home: self.clone(), _ring: ring }, credit));
+                return Ok((Lease { slot, home: self.clone() }, credit));
             }
             state.parked += 1;
             state = self.room.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
-            state.parked -= 1;
+            (state.parked, state.waking) = (state.parked - 1, false);
         }
     }
 
@@ -100,7 +100,7 @@ impl IntakeGate {
         }
         state.closed = Some(Closed::Ended);
         let ended = self.batches.end(Closed::Ended);
-        let ring = state.ring.take();
+        let ring = self.release_ring(&mut state);
         self.announce_close(state);
         self.store.iter().for_each(|store| store.close(Closed::Ended));
         self.batches.wake(ended);

@@ -10,22 +10,59 @@ use super::{IntakeGate, NoRoom, State, Wait};
 use crate::error::Closed;
 use crate::metrics::WriterCounters;
 use crate::sync::{Padded, Patience, Spin, lock};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 /// More stripes than this gain nothing: they would be a few rows each.
 const MAX_STRIPES: usize = 64;
 
-/// The stripes of one slot, used while it is open.
+/// The stripes of all slots, as many for each, used while their slot is open.
 #[derive(Debug)]
-pub(super) struct Cell {
-    stripes: Box<[Padded<Mutex<Stripe>>]>,
+pub(super) struct Stripes {
+    a_slot: usize,
+    all: Box<[Padded<StripeLock>]>,
 }
 
-impl Cell {
-    pub(super) fn new(rows: usize) -> Cell {
-        Cell { stripes: (0..MAX_STRIPES.min(rows)).map(|_| Padded::default()).collect() }
+/// A stripe behind its lock.
+#[derive(Debug, Default)]
+struct StripeLock {
+    stripe: Mutex<Stripe>,
+    /// Rows that nobody claimed yet, written with the lock held: for those who look for the fullest.
+    room: AtomicU32,
+}
+
+impl StripeLock {
+    fn room(&self) -> usize {
+        self.room.load(Ordering::Relaxed) as usize
+    }
+
+    /// The next rows of the stripe, which the caller holds the lock of. `slot` and `index` say which it is.
+    #[inline]
+    fn take_rows(&self, stripe: &mut Stripe, rows: u32, slot: u32, index: u32) -> Claim {
+        let claim = Claim { slot, start: stripe.next, rows, stripe: index, opening: stripe.opening };
+        stripe.next += rows;
+        stripe.claims += 1;
+        self.room.store(stripe.end - stripe.next, Ordering::Relaxed);
+        claim
+    }
+}
+
+impl Stripes {
+    pub(super) fn new(slots: usize, rows: usize) -> Stripes {
+        let a_slot = MAX_STRIPES.min(rows);
+        Stripes { a_slot, all: (0..slots * a_slot).map(|_| Padded::default()).collect() }
+    }
+
+    /// The stripes of an open slot, and the number of the first.
+    fn of(&self, open: &Open) -> (&[Padded<StripeLock>], u32) {
+        let first = open.slot as usize * self.a_slot;
+        (&self.all[first..first + open.stripes as usize], first as u32)
+    }
+
+    #[inline]
+    fn get(&self, index: u32) -> &StripeLock {
+        &self.all[index as usize]
     }
 }
 
@@ -48,6 +85,7 @@ pub(crate) struct Claim {
     pub(crate) slot: u32,
     pub(crate) start: u32,
     pub(crate) rows: u32,
+    /// Counted over all slots, as in the cursor.
     stripe: u32,
     opening: u64,
 }
@@ -182,7 +220,7 @@ impl IntakeGate {
         let result = self.claim_slow(cursor, patience, counters, |gate, state, _| {
             let gaps: usize = state.striped.gaps.iter().map(|gap| gap.rows as usize).sum();
             let free = state.free.len() * gate.layout.rows;
-            let open = |open: &Open| gate.stripes(open).iter().map(room_of).sum::<usize>();
+            let open = |open: &Open| gate.stripes.of(open).0.iter().map(|stripe| stripe.room()).sum::<usize>();
             (gaps + free + state.striped.open.iter().map(open).sum::<usize>() >= rows).then_some(())
         });
         lock(&self.state).choosy -= 1;
@@ -198,7 +236,7 @@ impl IntakeGate {
     /// The claim's rows are written. They are the learner's when their slot is full.
     #[inline]
     pub(crate) fn commit(self: &Arc<Self>, claim: &Claim) -> Result<(), Closed> {
-        let mut stripe = lock(&self.cells[claim.slot as usize].stripes[claim.stripe as usize]);
+        let mut stripe = lock(&self.stripes.get(claim.stripe).stripe);
         if stripe.opening != claim.opening {
             drop(stripe);
             return Err(self.end_claim_after_close());
@@ -215,7 +253,8 @@ impl IntakeGate {
 
     /// The claim's rows were not written: as if never claimed.
     pub(crate) fn unclaim(self: &Arc<Self>, claim: &Claim) {
-        let mut stripe = lock(&self.cells[claim.slot as usize].stripes[claim.stripe as usize]);
+        let lock_of = self.stripes.get(claim.stripe);
+        let mut stripe = lock(&lock_of.stripe);
         if stripe.opening != claim.opening {
             drop(stripe);
             self.end_claim_after_close();
@@ -225,6 +264,7 @@ impl IntakeGate {
         let was_last = stripe.next == claim.start + claim.rows;
         if was_last {
             stripe.next = claim.start;
+            lock_of.room.store(stripe.end - stripe.next, Ordering::Relaxed);
         }
         drop(stripe);
         let mut state = lock(&self.state);
@@ -244,7 +284,7 @@ impl IntakeGate {
         let earlier = |opening: u64| opening <= batch;
         let mut open = state.striped.open.iter().filter(|open| earlier(open.opening));
         state.striped.gaps.iter().any(|gap| earlier(gap.opening))
-            || open.any(|open| self.stripes(open).iter().any(|stripe| room_of(stripe) > 0))
+            || open.any(|open| self.stripes.of(open).0.iter().any(|stripe| stripe.room() > 0))
     }
 
     /// Claims `rows` rows of a batch before `batch`; none if those have no room.
@@ -271,11 +311,12 @@ impl IntakeGate {
         if cursor.opening == 0 || self.gaps_hint.load(Ordering::Relaxed) {
             return None;
         }
-        let mut stripe = lock(&self.cells[cursor.slot as usize].stripes[cursor.stripe as usize]);
+        let lock_of = self.stripes.get(cursor.stripe);
+        let mut stripe = lock(&lock_of.stripe);
         if stripe.opening != cursor.opening || ((stripe.end - stripe.next) as usize) < rows {
             return None;
         }
-        Some(take_rows(&mut stripe, rows as u32, cursor.slot, cursor.stripe))
+        Some(lock_of.take_rows(&mut stripe, rows as u32, cursor.slot, cursor.stripe))
     }
 
     /// The long way: under the gate's lock, waiting for room if there is none.
@@ -317,32 +358,29 @@ impl IntakeGate {
     /// Claims `least..=most` rows of an open slot: of the writer's own stripe, else of the fullest. `Err` tells whether
     /// there was any room at all.
     fn claim_in(&self, open: &Open, least: usize, most: usize, cursor: &mut StripeCursor) -> Result<Claim, bool> {
-        let stripes = self.stripes(open);
+        let (stripes, first) = self.stripes.of(open);
         let own = (cursor.writer % open.stripes as usize) as u32;
-        let room = |index: u32| room_of(&stripes[index as usize]);
+        let room = |index: u32| stripes[index as usize].room();
         let mut best = (room(own), own);
         if best.0 < least {
             best = (0..open.stripes).map(|index| (room(index), index)).max_by_key(|&(room, _)| room).unwrap_or(best);
         }
         loop {
-            let mut stripe = lock(&stripes[best.1 as usize]);
+            let lock_of = &stripes[best.1 as usize];
+            let mut stripe = lock(&lock_of.stripe);
             let room = (stripe.end - stripe.next) as usize;
             if room >= least {
-                (cursor.slot, cursor.stripe, cursor.opening) = (open.slot, best.1, open.opening);
-                return Ok(take_rows(&mut stripe, room.min(most) as u32, open.slot, best.1));
+                (cursor.slot, cursor.stripe, cursor.opening) = (open.slot, first + best.1, open.opening);
+                return Ok(lock_of.take_rows(&mut stripe, room.min(most) as u32, open.slot, first + best.1));
             }
             drop(stripe);
             // Its own writer was quicker: look again. Rooms only shrink here, since dropped claims need the lock of
             // the gate, which the caller holds, to show up elsewhere.
-            best = (0..open.stripes).map(|index| (room_of(&stripes[index as usize]), index)).max().unwrap_or(best);
+            best = (0..open.stripes).map(|index| (stripes[index as usize].room(), index)).max().unwrap_or(best);
             if best.0 < least {
                 return Err(best.0 > 0);
             }
         }
-    }
-
-    fn stripes(&self, open: &Open) -> &[Padded<Mutex<Stripe>>] {
-        &self.cells[open.slot as usize].stripes[..open.stripes as usize]
     }
 
     fn take_gap(&self, state: &mut State, place: usize, rows: usize) -> Claim {
@@ -354,7 +392,7 @@ impl IntakeGate {
             state.striped.gaps.remove(place);
         }
         self.gaps_hint.store(!state.striped.gaps.is_empty(), Ordering::Relaxed);
-        lock(&self.cells[claim.slot as usize].stripes[claim.stripe as usize]).claims += 1;
+        lock(&self.stripes.get(claim.stripe).stripe).claims += 1;
         claim
     }
 
@@ -366,18 +404,22 @@ impl IntakeGate {
         let unit = widest.min(rows);
         let units = rows / unit;
         let count = writers.clamp(1, units.min(MAX_STRIPES));
+        let open = Open { slot, opening, stripes: count as u32, left: count as u32, opened: Instant::now() };
         let mut start = 0;
-        for index in 0..count {
+        for (index, lock_of) in self.stripes.of(&open).0.iter().enumerate() {
             let end = if index + 1 == count {
                 rows
             } else {
                 start + (units / count + usize::from(index < units % count)) * unit
             };
-            *lock(&self.cells[slot as usize].stripes[index]) =
-                Stripe { opening, start: start as u32, next: start as u32, end: end as u32, committed: 0, claims: 0 };
+            let next = start as u32;
+            let mut stripe = lock(&lock_of.stripe);
+            *stripe = Stripe { opening, start: next, next, end: end as u32, committed: 0, claims: 0 };
+            lock_of.room.store(stripe.end - next, Ordering::Relaxed);
+            drop(stripe);
             start = end;
         }
-        Some(Open { slot, opening, stripes: count as u32, left: count as u32, opened: Instant::now() })
+        Some(open)
     }
 
     #[cold]
@@ -402,8 +444,8 @@ impl IntakeGate {
         state.striped.gaps.clear();
         self.gaps_hint.store(false, Ordering::Relaxed);
         for open in std::mem::take(&mut state.striped.open) {
-            for stripe in self.stripes(&open) {
-                let mut stripe = lock(stripe);
+            for stripe in self.stripes.of(&open).0 {
+                let mut stripe = lock(&stripe.stripe);
                 stripe.opening = 0;
                 rows += u64::from(stripe.committed);
                 state.claims += stripe.claims as usize;
@@ -456,7 +498,7 @@ impl IntakeGate {
         let mut wakes = Vec::new();
         wakes.extend(sealed.into_iter().map(|(open, rows)| self.seal(&state, open.slot, rows, open.opened)));
         wakes.push(self.batches.end(Closed::Ended));
-        let ring = state.ring.take();
+        let ring = self.release_ring(&mut state);
         self.announce_close(state);
         wakes.into_iter().for_each(|wakes| self.batches.wake(wakes));
         self.wake_watchers();
@@ -464,28 +506,16 @@ impl IntakeGate {
     }
 
     fn committed_rows(&self, state: &MutexGuard<'_, State>, open: &Open) -> Vec<(u32, usize)> {
-        let stripes = self.stripes(open);
+        let (stripes, _) = self.stripes.of(open);
         let gap = |row: usize| {
             let of_slot = state.striped.gaps.iter().filter(|gap| gap.opening == open.opening);
             of_slot.into_iter().any(|gap| (gap.start..gap.start + gap.rows).contains(&(row as u32)))
         };
         let claimed = stripes.iter().flat_map(|stripe| {
-            let mut stripe = lock(stripe);
+            let mut stripe = lock(&stripe.stripe);
             stripe.opening = 0;
             stripe.start as usize..stripe.next as usize
         });
         claimed.filter(|&row| !gap(row)).map(|row| (open.slot, row)).collect()
     }
-}
-
-fn room_of(stripe: &Padded<Mutex<Stripe>>) -> usize {
-    let stripe = lock(stripe);
-    (stripe.end - stripe.next) as usize
-}
-
-fn take_rows(stripe: &mut Stripe, rows: u32, slot: u32, index: u32) -> Claim {
-    let claim = Claim { slot, start: stripe.next, rows, stripe: index, opening: stripe.opening };
-    stripe.next += rows;
-    stripe.claims += 1;
-    claim
 }

@@ -63,6 +63,7 @@ impl ForkStamp {
     }
 
     /// Whether what carries this stamp was made by a parent of this process.
+    #[inline]
     pub(crate) fn is_inherited(self) -> bool {
         match MARK.get() {
             None => false,

@@ -216,7 +216,11 @@ impl Sampler for WithoutReplacement {
             into.push(Selected { item, probability: 1.0 / left as f64, weight: 1.0 });
             self.seen += 1;
         }
-        if self.seen == all && rows > 0 && all > 0 { Pass::Ended } else { Pass::GoesOn }
+        if self.seen < all || rows == 0 || all == 0 {
+            return Pass::GoesOn;
+        }
+        self.seen = 0; // whatever is inserted from now on belongs to the next pass, and so do all others
+        Pass::Ended
     }
 
     fn save(&self) -> Vec<u8> {

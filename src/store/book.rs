@@ -19,8 +19,9 @@ pub(crate) struct Rules {
     pub(crate) back: u64,
     /// Records behind it that windows reach, unless its run ends.
     pub(crate) forward: u64,
-    /// Items begin every so many steps of a run.
+    /// Items begin every so many steps, of a run or of the lane.
     pub(crate) stride: u64,
+    pub(crate) by_lane: bool,
     /// Steps that a run must have left, at its end.
     pub(crate) least: u64,
     /// Steps that carry no transition are no items.
@@ -249,13 +250,12 @@ impl Book {
     fn offer(&mut self, lane: u32, item: u64, priority: Option<f32>, look: &dyn Fn(u32) -> Meta) {
         let state = &self.lanes[lane as usize];
         let first = state.live.max(state.first * u64::from(self.size));
-        if !(item - state.run).is_multiple_of(self.rules.stride)
-            || state.run.max(item.saturating_sub(self.rules.back)) < first
-        {
+        if state.run.max(item.saturating_sub(self.rules.back)) < first {
             return;
         }
         let Some(record) = self.record(lane, item) else { return };
-        if self.rules.skip_masked && look(record).flags.masked {
+        let counted = if self.rules.by_lane { look(record).step } else { item - state.run };
+        if !counted.is_multiple_of(self.rules.stride) || (self.rules.skip_masked && look(record).flags.masked) {
             return;
         }
         self.items[record as usize / 64] |= 1 << (record % 64);
@@ -357,9 +357,7 @@ impl Book {
         if self.in_flight.is_empty() {
             self.oldest = self.epoch;
         }
-        for state in &mut self.lanes {
-            (state.live, state.run, state.next_item) = (state.head, state.head, state.head);
-        }
+        self.lanes.iter_mut().for_each(|lane| lane.live = lane.head);
     }
 }
 

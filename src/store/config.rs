@@ -19,6 +19,8 @@ pub(crate) struct StorePlan {
     pub(crate) chunk: u32,
     pub(crate) chunks: u32,
     pub(crate) record_bytes: usize,
+    /// All records, those of cells included.
+    records: u32,
     /// What a sample's windows reach: records in front of its first step, and behind it.
     pub(crate) back: usize,
     pub(crate) forward: usize,
@@ -46,7 +48,8 @@ impl StoreConfig {
         pacer: Pacer,
         paced: bool,
     ) -> Result<StoreConfig, SchemaError> {
-        let record_layout = RecordLayout::new(&layout.leaves)?;
+        let mut record_layout = RecordLayout::new(&layout.leaves)?;
+        record_layout.place_cells(size.chunk, size.chunks);
         let plan = Plan::new(layout, &record_layout);
         let least_items = if paced { 1 } else { layout.rows.min(size.sure_items()) };
         Ok(StoreConfig { size, plan, record_layout, selector, pacer, least_items })
@@ -55,9 +58,10 @@ impl StoreConfig {
 
 impl StorePlan {
     pub(crate) fn new(layout: &Layout, capacity: usize, lanes: usize) -> Result<StorePlan, SchemaError> {
-        let records = RecordLayout::new(&layout.leaves)?;
+        let mut records = RecordLayout::new(&layout.leaves)?;
         let too_large = || SchemaError::Overflow { what: format!("a store of {capacity} steps of {lanes} lanes") };
         let (chunk, chunks) = chunks(capacity, lanes).ok_or_else(too_large)?;
+        let all = records.place_cells(chunk, chunks).ok_or_else(too_large)?;
         let rules = Plan::new(layout, &records).rules;
         let plan = StorePlan {
             capacity,
@@ -65,6 +69,7 @@ impl StorePlan {
             chunk,
             chunks,
             record_bytes: records.bytes,
+            records: all,
             back: rules.back as usize,
             forward: rules.forward as usize,
             stride: rules.stride as usize,
@@ -72,8 +77,14 @@ impl StorePlan {
         plan.bytes().map(|_| plan)
     }
 
+    /// Records that steps may lie in.
+    pub(crate) fn steps(&self) -> u32 {
+        self.chunk * self.chunks
+    }
+
+    /// All records, those included that hold leaves which are kept on some steps.
     pub(crate) fn records(&self) -> usize {
-        self.chunk as usize * self.chunks as usize
+        self.records as usize
     }
 
     /// Bytes of all records, rounded up to a page.
@@ -105,6 +116,6 @@ impl StorePlan {
     pub(crate) fn bytes_beside(&self) -> usize {
         let (meta, links) = Records::bytes_beside();
         let (record, chunk, lane) = Book::bytes_beside();
-        self.records() * (meta + record) + self.chunks as usize * (links + chunk) + self.lanes * lane
+        self.steps() as usize * (meta + record) + self.chunks as usize * (links + chunk) + self.lanes * lane
     }
 }

@@ -11,7 +11,7 @@
 //! are computed on the host (see `derive`). What it does not do: touch the bytes of leaves.
 
 use super::book::Rules;
-use super::records::{Flags, Meta, RecordLayout, Records};
+use super::records::{Flags, Meta, RecordLayout, Records, Sparse};
 use crate::layout::Layout;
 use crate::sample::{Anchor, Declared, Derived, Kind, Pad, Window};
 
@@ -26,6 +26,8 @@ pub(crate) struct Entry {
     /// Of an observation the episode's final one is read too.
     pub(crate) observation: bool,
     pub(crate) pad: Pad,
+    /// Of a leaf that is kept on some steps only: then the table holds the record that its cell begins at.
+    pub(crate) sparse: Option<Sparse>,
 }
 
 /// One value of one column, for every row.
@@ -115,7 +117,8 @@ impl Plan {
         for (declared, column) in layout.declared.iter().zip(&layout.columns[first_column..]) {
             match *declared {
                 Declared::Window(window) => {
-                    let observation = layout.leaves[window.leaf].observation;
+                    let sparse = records.sparse[window.leaf];
+                    let observation = layout.leaves[window.leaf].observation && sparse.is_none();
                     let (from, to) = (i64::from(window.from), i64::from(window.to));
                     match window.anchor {
                         Anchor::First => (back, forward) = (back.max(-from), forward.max(to - 1)),
@@ -123,7 +126,7 @@ impl Plan {
                         Anchor::Bootstrap => (back, forward) = (back.max(-from - 1), forward.max(span as i64 + to - 1)),
                     }
                     for (step, offset) in (window.from..window.to).enumerate() {
-                        let entry = Entry { anchor: window.anchor, offset, observation, pad: window.pad };
+                        let entry = Entry { anchor: window.anchor, offset, observation, pad: window.pad, sparse };
                         moves.push(Move {
                             entry: entry_of(entry),
                             from: records.offsets[window.leaf] as u32,
@@ -148,6 +151,7 @@ impl Plan {
                 offset,
                 observation: false,
                 pad: Pad::Zeros,
+                sparse: None,
             }));
             sum = Some(Sum { entry, from: records.offsets[reward] as u32 });
         }
@@ -160,7 +164,8 @@ impl Plan {
             Declared::Window(window) if layout.within_episode && behind(window) => Some(window.leaf),
             _ => None,
         });
-        let mut reads_final: Vec<_> = reads_final.filter(|&leaf| layout.leaves[leaf].observation).collect();
+        let mut reads_final: Vec<_> =
+            reads_final.filter(|&leaf| layout.leaves[leaf].observation && layout.leaves[leaf].every == 1).collect();
         reads_final.sort_unstable();
         reads_final.dedup();
         let least = if is_transition || layout.pad_short { 1 } else { span as u64 };
@@ -173,6 +178,7 @@ impl Plan {
                 back: back as u64,
                 forward: forward as u64,
                 stride: stride as u64,
+                by_lane: layout.leaves.iter().any(|leaf| leaf.every > 1),
                 least,
                 skip_masked: is_transition,
             },
@@ -225,9 +231,15 @@ impl Plan {
             let at = anchor + i64::from(entry.offset);
             let highest = if entry.observation { last_observation } else { last };
             let inside = at.clamp(lowest, highest);
-            *place = match inside == at || entry.pad == Pad::Repeat {
+            let record = match inside == at || entry.pad == Pad::Repeat {
                 true => line.records[(back as i64 + inside) as usize],
                 false => NOTHING,
+            };
+            *place = match entry.sparse {
+                Some(sparse) if record != NOTHING => {
+                    sparse.cell(records.chunk_of(record), meta(record).step).unwrap_or(NOTHING)
+                }
+                _ => record,
             };
         }
         let length = self.steps.min(real);

@@ -4,7 +4,11 @@
 //! multiples of 16 bytes, one behind the other in the order of declaration, a record's length being a multiple of 16 too.
 //! Records lie one behind the other from the store's first byte, so record r begins at `r × record_bytes`. A *chunk* is
 //! `chunk` consecutive records of one lane in order; lanes go on in another chunk, wherever that lies: `before` and
-//! `after` follow a lane. What it does not do: decide which records live (see `book`).
+//! `after` follow a lane.
+//!
+//! A leaf that is kept on every k-th step of a lane lies elsewhere, in a *cell* for each step that may keep one: a chunk of
+//! c records has ⌈c / k⌉ of them. A cell is as many records long as it takes, and cells lie behind the records, so what
+//! reads a record reads a cell by the same arithmetic: only the record's number is another. What it does not do: decide which records live (see `book`).
 
 use crate::schema::{LeafInfo, SchemaError};
 use std::cell::UnsafeCell;
@@ -17,22 +21,68 @@ pub(crate) const RECORD_ALIGN: usize = 16;
 /// Where the leaves lie in a record.
 #[derive(Clone, Debug)]
 pub(crate) struct RecordLayout {
-    /// Of each leaf, in the order of declaration.
+    /// Of each leaf, in the order of declaration: its offset in the record or the cell.
     pub(crate) offsets: Vec<usize>,
     pub(crate) bytes: usize,
+    /// Of each leaf that is kept on some steps only.
+    pub(crate) sparse: Vec<Option<Sparse>>,
+}
+
+/// The cells of one leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sparse {
+    /// On every so many steps.
+    pub(crate) every: u64,
+    /// Records a cell.
+    records: u32,
+    /// Cells a chunk; set with the first record when the store's size is known.
+    cells: u32,
+    first: u32,
+}
+
+impl Sparse {
+    /// The record that the cell of a lane's step begins at, if the leaf is kept on that step. `chunk` is the chunk that the
+    /// step lies in: kept steps of one chunk are consecutive multiples, no more than it has cells.
+    #[inline]
+    pub(crate) fn cell(&self, chunk: u32, step: u64) -> Option<u32> {
+        let place = (step / self.every % u64::from(self.cells)) as u32;
+        step.is_multiple_of(self.every).then_some(self.first + (chunk * self.cells + place) * self.records)
+    }
 }
 
 impl RecordLayout {
     pub(crate) fn new(leaves: &[LeafInfo]) -> Result<RecordLayout, SchemaError> {
         let (mut offsets, mut end) = (Vec::new(), 0usize);
         for leaf in leaves {
+            if leaf.every > 1 {
+                offsets.push(0);
+                continue;
+            }
             offsets.push(end);
             let next = end.checked_add(leaf.bytes()).and_then(|end| end.checked_next_multiple_of(RECORD_ALIGN));
             end = next
                 .filter(|&end| u32::try_from(end).is_ok())
                 .ok_or_else(|| SchemaError::Overflow { what: format!("a stored step up to leaf `{}`", leaf.name) })?;
         }
-        Ok(RecordLayout { offsets, bytes: end })
+        // A step of nothing but leaves that are kept on some steps still counts.
+        let bytes = end.max(RECORD_ALIGN);
+        let sparse = |leaf: &LeafInfo| {
+            let records = leaf.bytes().div_ceil(bytes).try_into().unwrap_or(u32::MAX);
+            (leaf.every > 1).then_some(Sparse { every: leaf.every as u64, records, cells: 0, first: 0 })
+        };
+        Ok(RecordLayout { offsets, bytes, sparse: leaves.iter().map(sparse).collect() })
+    }
+
+    /// Places the cells behind `chunks` chunks of `chunk` records; returns all records, cells included.
+    pub(crate) fn place_cells(&mut self, chunk: u32, chunks: u32) -> Option<u32> {
+        let mut end = chunk.checked_mul(chunks)?;
+        for sparse in self.sparse.iter_mut().flatten() {
+            sparse.cells = u64::from(chunk).div_ceil(sparse.every) as u32;
+            sparse.first = end;
+            let cells = chunks.checked_mul(sparse.cells)?;
+            end = end.checked_add(cells.checked_mul(sparse.records)?)?;
+        }
+        Some(end)
     }
 }
 
@@ -137,6 +187,22 @@ impl Records {
         self.generations[(record / self.chunk) as usize].load(Ordering::Relaxed)
     }
 
+    /// The chunk that a record lies in.
+    #[inline]
+    pub(crate) fn chunk_of(&self, record: u32) -> u32 {
+        record / self.chunk
+    }
+
+    /// Where a leaf of a lane's step lies: `None` if it is not kept on this one.
+    #[inline]
+    pub(crate) fn place(&self, record: u32, leaf: usize, step: u64) -> Option<*mut u8> {
+        let record = match &self.layout.sparse[leaf] {
+            None => record,
+            Some(sparse) => sparse.cell(record / self.chunk, step)?,
+        };
+        Some(self.address(record).wrapping_add(self.layout.offsets[leaf]))
+    }
+
     /// The lane's record in front of this one, which must be published and live or in a gather's hands.
     #[inline]
     pub(crate) fn before(&self, record: u32) -> u32 {
@@ -172,8 +238,26 @@ mod tests {
     }
 
     #[test]
+    fn kept_steps_have_cells_of_their_own() {
+        let mut step = Step::new();
+        step.observation::<u8>("frame", &[16]);
+        let state = step.leaf::<f32>("state", &[10]); // three records
+        step.every(state, 3);
+        let mut layout = RecordLayout::new(&step.leaves).unwrap();
+        assert_eq!((layout.bytes, layout.place_cells(4, 5)), (16, Some(20 + 5 * 2 * 3)));
+        let sparse = layout.sparse[1].unwrap();
+        // Whatever step a chunk begins with, the steps it keeps have different cells inside the store.
+        for (chunk, first) in [(0, 0), (3, 7), (4, 5)] {
+            let cells: Vec<_> = (first..first + 4).filter_map(|step| sparse.cell(chunk, step)).collect();
+            assert_eq!(cells.len(), (first..first + 4).filter(|step| step % 3 == 0).count());
+            assert!(cells.iter().all(|cell| (20 + chunk * 6..20 + chunk * 6 + 4).contains(cell)), "{cells:?}");
+            assert!(cells.windows(2).all(|pair| pair[0] != pair[1]));
+        }
+    }
+
+    #[test]
     fn a_lane_is_followed_from_chunk_to_chunk() {
-        let layout = RecordLayout { offsets: vec![0], bytes: 16 };
+        let layout = RecordLayout { offsets: vec![0], bytes: 16, sparse: vec![None] };
         let records = Records::new(layout, NonNull::dangling(), 4, 3);
         records.begin_chunk(2, None);
         records.begin_chunk(0, Some(2));

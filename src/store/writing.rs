@@ -28,6 +28,8 @@ pub(crate) enum NoChunk {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Opened {
     pub(crate) record: u32,
+    /// Which step of its lane it will be.
+    pub(crate) step: u64,
 }
 
 impl Store {
@@ -92,22 +94,24 @@ impl Store {
     fn try_open(&self, state: &mut State, first: u32, opened: &mut [Opened]) -> Option<Arc<Ring>> {
         for (opened, lane) in opened.iter_mut().zip(first..) {
             opened.record = state.book.open(lane, |chunk, from| self.records.begin_chunk(chunk, from))?;
+            opened.step = state.book.steps(lane);
         }
         state.ring.clone()
     }
 
-    /// Copies one leaf into an opened record; `None` zeroes it.
+    /// Copies one leaf into an opened record, if it is kept on that step; `None` zeroes it.
     ///
     /// # Safety
     /// `from` holds the leaf's value, outside of the ring; the record was opened for a lane of the caller's and not
     /// published, and the caller holds the ring that `open` returned.
     #[inline]
     #[allow(unsafe_code)]
-    pub(crate) unsafe fn put(&self, record: u32, leaf: usize, from: Option<*const u8>) {
+    pub(crate) unsafe fn put(&self, opened: Opened, leaf: usize, from: Option<*const u8>) {
         let bytes = self.layout.leaves[leaf].bytes();
-        // SAFETY: an opened record is its lane's alone (invariant 2), and a leaf lies inside it by the layout.
+        let Some(to) = self.records.place(opened.record, leaf, opened.step) else { return };
+        // SAFETY: an opened record and its chunk's cells for that step are its lane's alone (invariant 2), and a leaf lies
+        // inside of them by the layout.
         unsafe {
-            let to = self.records.address(record).add(self.records.layout.offsets[leaf]);
             match from {
                 Some(from) => std::ptr::copy_nonoverlapping(from, to, bytes),
                 None => std::ptr::write_bytes(to, 0, bytes),

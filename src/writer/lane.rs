@@ -147,6 +147,8 @@ pub(super) struct Written {
     lanes: usize,
     /// One bit a leaf: written for every lane.
     whole: Vec<u64>,
+    /// Leaves without that bit.
+    left: usize,
     /// One flag a leaf and lane, for leaves written lane by lane.
     single: Vec<bool>,
     any_single: bool,
@@ -158,6 +160,7 @@ impl Written {
             leaves,
             lanes,
             whole: vec![0; leaves.div_ceil(64)],
+            left: leaves,
             single: vec![false; leaves * lanes],
             any_single: false,
         }
@@ -168,6 +171,7 @@ impl Written {
         for bits in &mut self.whole {
             *bits = 0; // a word or two: no call to memset
         }
+        self.left = self.leaves;
         if self.any_single {
             self.single.fill(false);
             self.any_single = false;
@@ -176,7 +180,9 @@ impl Written {
 
     #[inline]
     pub(super) fn set(&mut self, leaf: usize) {
-        self.whole[leaf / 64] |= 1 << (leaf % 64);
+        let (bits, bit) = (&mut self.whole[leaf / 64], 1 << (leaf % 64));
+        self.left -= usize::from(*bits & bit == 0);
+        *bits |= bit;
     }
 
     #[inline]
@@ -190,7 +196,11 @@ impl Written {
         !self.is_whole(leaf) && !self.any_single
     }
 
+    #[inline]
     pub(super) fn set_lane(&mut self, leaf: usize, lane: usize) {
+        if self.lanes == 1 {
+            return self.set(leaf);
+        }
         self.single[leaf * self.lanes + lane] = true;
         self.any_single = true;
     }
@@ -207,13 +217,11 @@ impl Written {
     /// The first leaf that was not written, and the first lane for which it was not.
     #[inline]
     pub(super) fn missing(&self) -> Option<(usize, usize)> {
-        let full = |index: usize| {
-            let bits = (self.leaves - index * 64).min(64);
-            u64::MAX >> (64 - bits)
-        };
-        if self.whole.iter().enumerate().all(|(index, &bits)| bits == full(index)) {
-            return None;
-        }
+        if self.left == 0 { None } else { self.find_missing() }
+    }
+
+    #[inline(never)] // the short way stays short
+    fn find_missing(&self) -> Option<(usize, usize)> {
         (0..self.leaves).find_map(|leaf| self.missing_lane(leaf).map(|lane| (leaf, lane)))
     }
 }

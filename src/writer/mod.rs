@@ -61,6 +61,8 @@ use std::time::Duration;
 /// ```
 pub struct Writer {
     gate: Arc<IntakeGate>,
+    /// The layout's, which handles of leaves are compared with.
+    schema: u64,
     seat: Seat,
     seed: u64,
     counters: Arc<Padded<WriterCounters>>,
@@ -203,6 +205,7 @@ impl Writer {
             open: OpenStep::default(),
             tick: 0,
             version: None,
+            schema: layout.schema,
             gate,
             seat,
             seed,

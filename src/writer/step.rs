@@ -302,7 +302,8 @@ impl Drop for StepMut<'_> {
 
 impl StepMut<'_> {
     /// A leaf's values to write in place: `[lanes, …]`. The first view of a step is zeroed, so that whatever the caller
-    /// leaves out is zero and never an older step's bytes; later ones show what was written.
+    /// leaves out is zero and never an older step's bytes; later ones show what was written. A caller that writes every
+    /// value anyway saves the zeroing with [`overwrite`](StepMut::overwrite).
     ///
     /// In a batch-major unroll written in place (lockstep), lanes lie T values apart: the view is strided.
     ///
@@ -312,18 +313,64 @@ impl StepMut<'_> {
     #[track_caller]
     pub fn view_mut<T: Element>(&mut self, leaf: Leaf<T>) -> ArrayViewMutD<'_, T> {
         let index = self.writer.own(leaf).unwrap_or_else(|error| panic!("{error}"));
-        let (at, stride) = self.writer.place(index);
-        if self.writer.written.is_untouched(index) {
-            // SAFETY: the open step's rows are this writer's (invariant 2), and `place` names them.
-            unsafe { zero_lanes((at, stride), self.writer.in_slot[index].bytes, self.writer.lanes.len()) };
+        self.writer.fill_unwritten(index, zero_lanes);
+        self.writer.view_of(index)
+    }
+
+    /// A leaf's values to write in place, `[lanes, …]`, as they lie: the caller writes every one of them, in any order.
+    /// What it leaves out is whatever lies there, an older step's value as a rule, and is committed as if it had been
+    /// written now. A debug build first fills what this step has not written with NaN, or with the largest value of an
+    /// unsigned integer, -1 or `true`, so that a test sees the hole.
+    ///
+    /// ```
+    /// # use pinring::*;
+    /// # fn main() -> Result<()> {
+    /// # let mut step = Step::new();
+    /// let obs = step.observation::<f32>("obs", &[3]);
+    /// # let feed = Feed::builder(Sample::step(step)).batch(2).start()?;
+    /// # let mut writer = feed.writer(2)?;
+    /// let mut s = writer.step()?;
+    /// for (lane, mut values) in s.overwrite(obs).outer_iter_mut().enumerate() {
+    ///     values.fill(lane as f32); // every value, so that none needs zeroing first
+    /// }
+    /// s.commit()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Panics
+    /// If the leaf belongs to another step.
+    #[inline]
+    #[track_caller]
+    pub fn overwrite<T: Element>(&mut self, leaf: Leaf<T>) -> ArrayViewMutD<'_, T> {
+        let index = self.writer.own(leaf).unwrap_or_else(|error| panic!("{error}"));
+        if cfg!(debug_assertions) {
+            self.writer.fill_unwritten(index, mark_lanes::<T>);
+        } else {
             self.writer.written.set(index);
-        } else if !self.writer.written.is_whole(index) {
-            self.writer.zero_unwritten(index);
         }
-        let shape = self.writer.view_shape(index);
-        // SAFETY: `place` gives the leaf's `lanes` values, aligned and valid for `T`, and the borrow of the step keeps
-        // every other access away until the view is dropped.
-        unsafe { ArrayViewMut::from_shape_ptr(shape, at.cast()) }
+        self.writer.view_of(index)
+    }
+
+    /// One lane's values of a leaf to write in place, in the order of its shape, as [`overwrite`](StepMut::overwrite)
+    /// gives them: the caller writes every one. The quickest way for steps of many small leaves.
+    ///
+    /// # Panics
+    /// If the leaf belongs to another step, or the writer has no such lane (counted within the writer).
+    #[inline]
+    #[track_caller]
+    pub fn overwrite_lane<T: Element>(&mut self, leaf: Leaf<T>, lane: usize) -> &mut [T] {
+        let index = self.writer.own(leaf).unwrap_or_else(|error| panic!("{error}"));
+        self.check_lane(lane);
+        let (at, stride) = self.writer.place(index);
+        let (at, bytes) = (at.wrapping_add(lane * stride), self.writer.in_slot[index].bytes);
+        if cfg!(debug_assertions) && !self.writer.written.is_set(index, lane) {
+            // SAFETY: one lane's value of the open step, which is this writer's (invariant 2).
+            unsafe { mark_lanes::<T>((at, stride), bytes, 1) }
+        }
+        self.writer.written.set_lane(index, lane);
+        // SAFETY: one lane's value of the open step, aligned and valid for `T`: rings and lane buffers start zeroed and
+        // hold nothing but values of the leaf's type. The borrow of the step keeps every other access away.
+        unsafe { std::slice::from_raw_parts_mut(at.cast(), bytes / size_of::<T>()) }
     }
 
     /// A leaf's values as they were written in this step: `[lanes, …]`.
@@ -376,17 +423,13 @@ impl StepMut<'_> {
         array: &ArrayBase<S, D>,
     ) -> Result<(), PutError> {
         let index = self.writer.own(leaf)?;
-        let (at, _) = self.writer.place(index);
         let mut expected = vec![self.writer.lanes.len()];
         expected.extend_from_slice(&self.writer.gate.layout.leaves[index].shape);
         if array.shape() != expected {
             let (leaf, got) = (self.writer.leaf_name(index).to_owned(), array.shape().to_vec());
             return Err(PutError::Shape { leaf, expected, got });
         }
-        let shape = self.writer.view_shape(index);
-        // SAFETY: as for `view_mut`; every value is assigned below, so none needs zeroing.
-        let mut view: ArrayViewMutD<'_, T> = unsafe { ArrayViewMut::from_shape_ptr(shape, at.cast()) };
-        view.assign(&array.view().into_dyn());
+        self.writer.view_of::<T>(index).assign(&array.view().into_dyn()); // every value, so none needs zeroing
         self.writer.written.set(index);
         Ok(())
     }
@@ -592,13 +635,25 @@ impl FinalMut<'_> {
     }
 }
 
+/// Fills values that a debug build lends without zeroing: all bits set, which is NaN, -1 or the largest; `true` is 1.
+///
+/// # Safety
+/// All of them are values of `T`, and the caller's to write.
+unsafe fn mark_lanes<T: Element>((at, stride): (*mut u8, usize), bytes: usize, lanes: usize) {
+    let mark = if T::DTYPE == DType::Bool { 1 } else { 0xff };
+    for lane in 0..lanes {
+        // SAFETY: the caller's duty; all bits set is a value of every element type but `bool`.
+        unsafe { std::ptr::write_bytes(at.wrapping_add(lane * stride), mark, bytes) }
+    }
+}
+
 impl Writer {
     /// The leaf's number, if it is of the feed's step. A clone of that step has the same schema and may have declared
     /// other leaves later, so the element type is compared too: bytes are never taken for what they are not.
     #[inline]
     fn own<T: Element>(&self, leaf: Leaf<T>) -> Result<usize, PutError> {
-        let (layout, index) = (&self.gate.layout, leaf.index as usize);
-        let same = leaf.schema == layout.schema && layout.leaves.get(index).is_some_and(|own| own.dtype == T::DTYPE);
+        let index = leaf.index as usize;
+        let same = leaf.schema == self.schema && self.in_slot.get(index).is_some_and(|own| own.dtype == T::DTYPE);
         if same { Ok(index) } else { Err(PutError::Foreign) }
     }
 
@@ -637,13 +692,29 @@ impl Writer {
         shape.dims.clone().strides(strides.clone())
     }
 
-    /// Zeroes a leaf for the lanes for which it was not written yet.
-    #[cold]
-    fn zero_unwritten(&mut self, index: usize) {
+    /// A leaf of the open step.
+    #[inline]
+    fn view_of<T: Element>(&mut self, index: usize) -> ArrayViewMutD<'_, T> {
+        let (at, _) = self.place(index);
+        let shape = self.view_shape(index);
+        // SAFETY: `place` gives the leaf's `lanes` values, aligned and valid for `T`, and the borrow of the writer keeps
+        // every other access away until the view is dropped. The caller checked that the leaf is of `T`.
+        unsafe { ArrayViewMut::from_shape_ptr(shape, at.cast()) }
+    }
+
+    /// Fills a leaf for the lanes for which it was not written yet, by `zero_lanes` or the like, and counts it as written.
+    #[inline]
+    fn fill_unwritten(&mut self, index: usize, fill: unsafe fn((*mut u8, usize), usize, usize)) {
         let (at, stride) = self.place(index);
-        for lane in (0..self.lanes.len()).filter(|&lane| !self.written.is_set(index, lane)) {
+        let bytes = self.in_slot[index].bytes;
+        if self.written.is_untouched(index) {
             // SAFETY: the open step's rows are this writer's (invariant 2), and `place` names them.
-            unsafe { zero_lanes((at.wrapping_add(lane * stride), stride), self.in_slot[index].bytes, 1) };
+            unsafe { fill((at, stride), bytes, self.lanes.len()) };
+        } else if !self.written.is_whole(index) {
+            for lane in (0..self.lanes.len()).filter(|&lane| !self.written.is_set(index, lane)) {
+                // SAFETY: as above, one lane of them.
+                unsafe { fill((at.wrapping_add(lane * stride), stride), bytes, 1) };
+            }
         }
         self.written.set(index);
     }

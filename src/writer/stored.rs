@@ -156,7 +156,7 @@ impl Writer {
                 let from = self.buffer.base().wrapping_add(place.at(lane, 0)).cast_const();
                 // SAFETY: the lane's value in this writer's own buffer, written in this step; the record is this lane's,
                 // opened and not published, and `ring` keeps it mapped (invariants 2 and 7).
-                unsafe { state.store.put(opened.record, leaf, Some(from)) };
+                unsafe { state.store.put(*opened, leaf, Some(from)) };
             }
         }
         drop(ring);
@@ -167,10 +167,12 @@ impl Writer {
     fn store_final(&self, state: &State, lane: usize) -> Result<(), CommitError> {
         let (mut opened, lane_id) = ([Opened::default()], (self.seat.lanes.start + lane) as u32);
         let ring = state.store.open(lane_id, &mut opened, &self.counters).map_err(|closed| self.closed(closed))?;
-        for (leaf, _) in self.gate.layout.leaves.iter().enumerate().filter(|(_, info)| info.observation) {
+        for (leaf, _) in
+            self.gate.layout.leaves.iter().enumerate().filter(|(_, info)| info.observation && info.every == 1)
+        {
             let from = state.has_final(leaf, lane).then(|| self.final_place(leaf, lane).cast_const());
             // SAFETY: the final observations' place in this writer's own buffer, put in this step; the record as above.
-            unsafe { state.store.put(opened[0].record, leaf, from) };
+            unsafe { state.store.put(opened[0], leaf, from) };
         }
         let published = state.store.publish_final(lane_id, opened[0], state.priorities[lane]);
         drop(ring);

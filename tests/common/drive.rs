@@ -235,7 +235,9 @@ fn learn(
         let next = match rng.below(4) {
             0 => learner.try_next(),
             1 => learner.next_timeout(Duration::from_millis(rng.below(20))),
-            2 => Learner::select(&[learner], Duration::from_millis(20)).map(|found| found.map(|(_, batch)| batch)),
+            2 => Learner::select(&[learner], Duration::from_millis(20))
+                .map(|found| found.map(|(_, batch)| batch))
+                .map_err(|failed| failed.error),
             _ => learner.next_batch().map(Some),
         };
         let batch = match next {

@@ -83,6 +83,14 @@ pub unsafe extern "C" fn cuCtxGetCurrent(out: *mut usize) -> i32 {
 }
 
 #[no_mangle]
+pub unsafe extern "C" fn cuCtxGetDevice(out: *mut i32) -> i32 {
+    call(c"cuCtxGetDevice", args![out], |s| {
+        let device = s.in_context()?;
+        write(out, device)
+    })
+}
+
+#[no_mangle]
 pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: usize) -> i32 {
     call(c"cuCtxPushCurrent_v2", args![context], |s| s.push(context))
 }
