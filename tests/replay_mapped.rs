@@ -250,6 +250,39 @@ alone! {
 }
 
 alone! {
+    /// No gather waits for a buffer that the learner's stream still uses: its records would be in writers' way.
+    fn no_gather_is_begun_before_its_buffer_is_released() {
+        let fake = fake("released", 1);
+        let case = Case::new(Kind::Flat);
+        let feed = case.builder(&fake).pace(Pace::min_size(8)).gather(Gather::Mapped).prefetch(2).start().unwrap();
+        let stream = fake.user_stream(1);
+        let learner = learner_on(&feed, 0, stream).unwrap();
+        fake.auto_run(true);
+        let mut writer = case.write(&feed).unwrap();
+        // The learner's stream stands still: it takes two batches, drops them, and there is no third.
+        fake.hold(stream, true);
+        drop((learner.next_batch().unwrap(), learner.next_batch().unwrap()));
+        assert!(learner.next_timeout(Duration::from_millis(100)).unwrap().is_none());
+        assert_eq!(feed.metrics().devices[0].gathered, 2);
+        // Writers are in nobody's way meanwhile.
+        for t in 0..2000 {
+            let mut s = writer.step().unwrap();
+            s.put(case.frame, &[t as u8; FRAME * LANES]).unwrap();
+            s.put(case.state, &[t as f32; 9 * LANES]).unwrap();
+            s.put(case.action, &[t; LANES]).unwrap();
+            s.put(case.reward, &[1.0; LANES]).unwrap();
+            s.commit().unwrap();
+        }
+        fake.hold(stream, false);
+        for _ in 0..10 {
+            drop(learner.next_batch().unwrap());
+        }
+        drop((learner, writer, feed));
+        life::assert_nothing_is_left_with(&fake);
+    }
+}
+
+alone! {
     fn a_kernel_that_cannot_be_loaded_leaves_it_to_the_cpu_and_is_reported() {
         let fake = fake("load", 1);
         fake.auto_run(true);

@@ -29,6 +29,9 @@ pub(crate) struct Feeder {
     kernel: Option<Loaded>,
     /// In the order in which they came back: the first is the likeliest to be idle.
     free: VecDeque<Buffer>,
+    /// Where this thread gathers: came back, and the learner's stream may still use them. A gather into one of them would
+    /// wait for that, and its records with it, which are in writers' way.
+    releasing: Vec<Buffer>,
     /// In the order of issue.
     in_flight: VecDeque<Flight>,
     poll: Duration,
@@ -68,7 +71,16 @@ impl Feeder {
         };
         let free = (0..desk.buffers).map(buffer).collect::<Result<_, CudaError>>()?;
         let kernel = kernel.map(|(kernel, _)| kernel);
-        Ok(Feeder { desk, stream, kernel, free, in_flight: VecDeque::new(), poll: POLL.0, settled: true })
+        Ok(Feeder {
+            desk,
+            stream,
+            kernel,
+            free,
+            releasing: Vec::new(),
+            in_flight: VecDeque::new(),
+            poll: POLL.0,
+            settled: true,
+        })
     }
 
     /// Feeds until the gates close, then waits for what is queued. Whatever fails is told to the desk.
@@ -102,10 +114,11 @@ impl Feeder {
     /// One round: lets slots come home, moves the downloads on, issues a copy.
     fn look(&mut self) -> Result<Did, CudaError> {
         self.collect();
-        let landed = self.land()?;
+        let landed = self.land()? | self.release()?;
         let downloading = self.download()?;
         let (issued, starving) = self.take()?;
-        Ok(match (landed || issued, downloading || starving || !self.in_flight.is_empty()) {
+        let watched = !self.in_flight.is_empty() || !self.releasing.is_empty();
+        Ok(match (landed || issued, downloading || starving || watched) {
             (true, _) => Did::Something,
             (false, true) => Did::Watch,
             (false, false) => Did::Nothing,
@@ -115,9 +128,32 @@ impl Feeder {
     /// Takes what others have put down.
     fn collect(&mut self) {
         let returned = self.desk.take_returned();
-        self.desk.gate.grant(if self.desk.is_wanted() { returned.len() } else { 0 });
-        self.free.extend(returned);
+        if self.gathers() {
+            self.releasing.extend(returned)
+        } else {
+            self.free.extend(returned)
+        }
         self.in_flight.extend(self.desk.take_inbox());
+    }
+
+    /// Whether batches are gathered here, and not copied.
+    fn gathers(&self) -> bool {
+        self.kernel.is_some() && self.desk.gate.gathering.as_ref().is_some_and(|gathering| gathering.tables().is_some())
+    }
+
+    /// Lets the sampling know of buffers that the learner's stream has passed. True if there are any.
+    fn release(&mut self) -> Result<bool, CudaError> {
+        let (mut index, mut released) = (0, 0);
+        while index < self.releasing.len() {
+            if self.releasing[index].is_idle(&self.desk.device)? {
+                self.free.push_back(self.releasing.swap_remove(index));
+                released += 1;
+            } else {
+                index += 1;
+            }
+        }
+        self.desk.gate.grant(if self.desk.is_wanted() { released } else { 0 });
+        Ok(released > 0)
     }
 
     fn download(&self) -> Result<bool, CudaError> {
@@ -306,7 +342,7 @@ impl Feeder {
         self.land()?;
         let downloading = self.download()?;
         let mut busy = downloading || !self.in_flight.is_empty();
-        for buffer in &self.free {
+        for buffer in self.free.iter().chain(&self.releasing) {
             busy |= !buffer.is_idle(&self.desk.device)?;
         }
         Ok(!busy)
@@ -322,6 +358,7 @@ impl Drop for Feeder {
         }
         self.in_flight.drain(..).for_each(|flight| flight.source.quarantine());
         self.desk.in_flight.store(0, Ordering::Relaxed);
-        self.free.drain(..).for_each(|buffer| self.desk.discard(buffer));
+        let buffers = self.free.drain(..).chain(self.releasing.drain(..));
+        buffers.for_each(|buffer| self.desk.discard(buffer));
     }
 }
