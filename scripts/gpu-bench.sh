@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs the GPU benches, the pinning example and the peers on a GPU host, from a folder of prebuilt binaries, and writes
-# every log and JSON into another. About five minutes. Needs no Rust and no network there; the peers need PyTorch.
+# every log and JSON into another. About ten minutes. Needs no Rust and no network there; the peers need PyTorch.
 #
 #   scripts/gpu-bench.sh --pack BIN          on a host with Rust: builds, and packs what is needed into the folder BIN
-#   bash gpu-bench.sh BIN OUT [PART…]        on the GPU host; parts: check stall publish overhead h2d torn soak explained peers
+#   bash gpu-bench.sh BIN OUT [PART…]        on the GPU host; parts: check stall publish overhead h2d torn soak
+#                                          gather explained peers
 #
 #   LONG=1           400 steps also where a step is long, and full peers; about ten minutes
 #   LIMIT=240        seconds for each program
@@ -24,7 +25,7 @@ pack() {
             sed -n 's/.*"kind":\["'"$kind"'"\].*"name":"\([^"]*\)".*"executable":"\([^"]*\)".*/\1 \2/p'
     }
     local built
-    built=$(executables bench cargo bench -p pinring --bench dispatch_stall --bench h2d --no-run) || exit 1
+    built=$(executables bench cargo bench -p pinring --bench dispatch_stall --bench h2d --bench gather --bench sample --no-run) || exit 1
     built+=$'\n'$(executables example cargo build --release -p pinring --example pinning_explained) || exit 1
     while read -r name path; do
         cp "$path" "$bin/$name" && strip "$bin/$name" || exit 1
@@ -48,7 +49,7 @@ if [[ ${1:-} == --pack && $# == 2 ]]; then
     exit
 fi
 if [[ $# -lt 2 ]]; then
-    sed -n '2,14s/^# \{0,1\}//p' "$0"
+    sed -n '2,15s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 
@@ -56,7 +57,7 @@ bin=$(realpath "$1")
 mkdir -p "$2" && out=$(realpath "$2") || exit 1
 shift 2
 parts=("$@")
-[[ ${#parts[@]} -gt 0 ]] || parts=(check stall publish overhead h2d torn soak explained peers)
+[[ ${#parts[@]} -gt 0 ]] || parts=(check stall publish overhead h2d torn soak gather explained peers)
 limit=${LIMIT:-240}
 long=${LONG:-}
 results=()
@@ -98,6 +99,7 @@ for part in "${parts[@]}"; do
         check)
             run dispatch_stall.check "$bin/dispatch_stall" --test
             run h2d.check "$bin/h2d" --test
+            run gather.check "$bin/gather" --test
             ;;
         stall)
             stall L500 400 L=500
@@ -111,6 +113,10 @@ for part in "${parts[@]}"; do
         h2d) run h2d "$bin/h2d" --bench --json "$out/h2d.json" --pairs "${PAIRS:-5}" ;;
         torn) run torn "$bin/h2d" --bench --json "$out/torn.json" --torn "${TORN:-20000}" ;;
         soak) run soak "$bin/h2d" --bench --json "$out/soak.json" --soak "${SOAK:-15}" ;;
+        gather)
+            run gather "$bin/gather" --bench --json "$out/gather.json" --pairs "${PAIRS:-3}" --slice-ms 150 --store-mb 1024
+            run sample "$bin/sample" --bench --json "$out/sample.json"
+            ;;
         explained) run pinning_explained "$bin/pinning_explained" ;;
         peers)
             # shellcheck disable=SC2046 # a word or none

@@ -64,9 +64,9 @@
 //! sync, metrics, episodes, error ─► weights    what every wait, count and end shares
 //! select                                       which steps of a store become a batch; keys alone
 //! cuda ─► memory                               CUDA found at run time; the ring and its page-locking
-//! slots, gate ─► store ─► intake, keys         slots, stored steps, claims and leases: who may touch which bytes
+//! slots, gate ─► store ─► gather ─► intake     stored steps, claims and leases: who may touch which bytes
 //! writer    batch ─► learner                   the two ends that users hold
-//! sampling                                     from stored steps to batches
+//! keys, sampling                               rows by name, and from stored steps to batches
 //! feeding                                      batches on their way to devices
 //! actors ─► feed                               the threads, the start and the stop
 //! ```
