@@ -83,6 +83,8 @@ mod pages {
     struct Writing;
     #[doc = include_str!("../docs/cuda-loading.md")]
     struct CudaLoading;
+    #[doc = include_str!("../docs/replay.md")]
+    struct Replay;
     #[doc = include_str!("../docs/feeding.md")]
     struct Feeding;
 }

@@ -3,6 +3,7 @@
 //! Owns the supervisor's thread and the handles that the embedding program uses. Dropping it stops everything.
 
 mod builder;
+mod replay;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 
