@@ -137,6 +137,7 @@ pub use feed::{Feed, FeedBuilder, Footprint, Intake, Pinning, StartHandle, StopR
 pub use feeding::batch::{DeviceBatch, DeviceColumn};
 pub use feeding::copy::{CopyError, CopyTicket, DeviceCopier};
 pub use feeding::learner::DeviceLearner;
+pub use feeding::rounds::Deal;
 pub use intake::WhenFull;
 pub use keys::{Keys, UpdateError, Updated};
 pub use layout::{COLUMN_ALIGN, ColumnInfo, SLOT_ALIGN};

@@ -101,6 +101,8 @@ pub struct DeviceMetrics {
     pub batches: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Batches that its learner took; by rounds, the number of the next round.
+    pub batches_taken: u64,
     /// Device batches that wait for the learner.
     pub batches_waiting: usize,
     /// Device batches in the learner's hands.

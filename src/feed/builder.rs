@@ -8,6 +8,7 @@ use crate::actors::supervisor::{Common, MakeGate, Running, SUPERVISOR, Stop, Sup
 use crate::cuda::types::CudaSearch;
 use crate::episodes::Episodes;
 use crate::error::{Error, ErrorKind, Result};
+use crate::feeding::rounds::{Deal, Rounds};
 use crate::intake::{IntakeConfig, LagGate, WhenFull};
 use crate::layout::{Layout, Place, SLOT_ALIGN};
 use crate::memory::{PinProgress, PinWatch, RingPlan};
@@ -119,6 +120,7 @@ pub struct FeedBuilder {
     episodes: usize,
     pub(super) devices: Vec<i32>,
     pub(super) prefetch: usize,
+    deal: Deal,
     download_bytes: usize,
     pub(super) replay: Option<(usize, Box<dyn Sampler>)>,
     pub(super) pace: Option<Pace>,
@@ -157,6 +159,7 @@ impl Feed {
             episodes: 4096,
             devices: Vec::new(),
             prefetch: 2,
+            deal: Deal::OnDemand,
             download_bytes: 0,
             replay: None,
             pace: None,
@@ -254,6 +257,12 @@ impl FeedBuilder {
     /// Batches that each device has buffers for: what is copied ahead, and what its learner holds. Default 2.
     pub fn prefetch(mut self, batches: usize) -> Self {
         self.prefetch = batches;
+        self
+    }
+
+    /// In what order batches go to several devices. Default: to whichever has a buffer first.
+    pub fn deal(mut self, deal: Deal) -> Self {
+        self.deal = deal;
         self
     }
 
@@ -369,6 +378,10 @@ impl FeedBuilder {
         });
         let watch = PinWatch::new(self.on_progress);
         let pinned = self.pinning == Pinning::Required;
+        let seats = match self.deal {
+            Deal::OnDemand => Vec::new(),
+            Deal::Rounds => Rounds::seats(self.devices.len()),
+        };
         let plan_of = |(index, &ordinal): (usize, &i32)| FeedingPlan {
             index,
             ordinal,
@@ -376,6 +389,7 @@ impl FeedBuilder {
             download_bytes: self.download_bytes,
             search: self.cuda.clone(),
             pinned,
+            seat: seats.get(index).cloned(),
         };
         let devices = self.devices.iter().enumerate().map(plan_of).collect();
         let first_device = self.devices.first().copied();
@@ -435,6 +449,9 @@ impl FeedBuilder {
         }
         if !self.devices.is_empty() && self.prefetch == 0 {
             return Err(config("a device without a buffer can be fed nothing: give `.prefetch` at least 1"));
+        }
+        if self.deal == Deal::Rounds && self.devices.is_empty() {
+            return Err(config("rounds are dealt to devices, and the feed has none: attach them with `.device`"));
         }
         if self.lanes == Some(0) || self.lockstep == Some(0) {
             return Err(config("0 lanes write nothing: give `.lanes` or `.lockstep` at least 1"));
