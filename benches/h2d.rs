@@ -4,12 +4,15 @@
 //! cargo bench --bench h2d -- [WORD]… [--quick] [--test] [--json PATH] [--pairs N] [--writers N]
 //! cargo bench --bench h2d -- --torn BATCHES [--writers N]
 //! cargo bench --bench h2d -- --soak SECONDS [--writers N]
+//! cargo bench --bench h2d -- --devices N [--json PATH] [--pairs N]
+//! cargo bench --bench h2d -- --peers TURNS [--writers N]
 //! ```
 //!
 //! *Rates*: batches of 64 KB to 256 MB in 1, 3, 44 and 256 leaves, in turns of one run: one `cudaMemcpyAsync` a batch
-//! from page-locked memory (the link's own rate); the crate, with rows that come out of the writers' caches, so that
-//! ingest costs as little as it can; the crate, with rows that come from memory; and one `cudaMemcpyAsync` for each
-//! leaf. Every batch of a turn is taken and dropped at once. Cases are named like `34MB/44-leaves`.
+//! from page-locked memory (the link's own rate); the crate, with *rows there*: a writer commits what lies in the ring
+//! already, so that only the feed is at work; the crate, with *rows written*: eight writers copy them from memory into
+//! the ring, so that ingest and the copies share the host's memory; and one `cudaMemcpyAsync` for each leaf. Every batch
+//! of a turn is taken and dropped at once. Cases are named like `34MB/44-leaves`.
 //!
 //! *Torn*: so many batches of 1 to 34 MB from two feeds, whose writers run as fast as they can, through a link that a
 //! third stream keeps busy. The learner weighs each batch on its stream, now and then behind work that holds it up, and
@@ -18,9 +21,20 @@
 //!
 //! *Soak*: a feed runs with batches and downloads for so long, and feeds are started and stopped; host and device
 //! memory must stay what they were.
+//!
+//! *Devices*: one ring feeds N devices, on demand and by rounds, with rows there; bytes a second of all together over those
+//! of one device fed alone, beside the same for copies by hand, in turns of one run.
+//!
+//! *Peers*: lines of JSON as `scripts/peers/run.py` prints them, of the same workloads.
 
 mod common;
 mod gpu;
+#[path = "gpu/devices.rs"]
+#[allow(unsafe_code)]
+mod devices;
+#[path = "gpu/peers.rs"]
+#[allow(unsafe_code)]
+mod peers;
 #[path = "gpu/rates.rs"]
 #[allow(unsafe_code)]
 mod rates;
@@ -37,8 +51,14 @@ use std::process::ExitCode;
 const TORN_IN_CHECK: usize = 300;
 
 fn main() -> ExitCode {
-    gpu::main("h2d", &["--torn", "--soak", "--writers"], |setting, report| {
+    gpu::main("h2d", &["--torn", "--soak", "--devices", "--peers", "--writers"], |setting, report| {
         let (torn, soak) = (setting.flags.get("--torn"), setting.flags.get("--soak"));
+        if let Some(count) = setting.flags.get("--devices") {
+            return devices::run(setting, report, count);
+        }
+        if let Some(turns) = setting.flags.get("--peers") {
+            return peers::run(setting, turns);
+        }
         if torn.is_none() && soak.is_none() {
             rates::run(setting, report)?;
         }

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Runs the GPU benches, the pinning example and the peers on a GPU host, from a folder of prebuilt binaries, and writes
-# every log and JSON into another. About ten minutes. Needs no Rust and no network there; the peers need PyTorch.
+# every log and JSON into another. About ten minutes; says for each program how long it should take, and ends one that takes much longer.
+# Needs no Rust and no network there; the peers need PyTorch.
 #
 #   scripts/gpu-bench.sh --pack BIN          on a host with Rust: builds, and packs what is needed into the folder BIN
-#   bash gpu-bench.sh BIN OUT [PART…]        on the GPU host; parts: check stall publish overhead h2d torn soak
-#                                          gather explained peers
+#   bash gpu-bench.sh BIN OUT [PART…]        on the GPU host; parts: check stall publish overhead h2d devices torn soak gather
+#                                            explained peers; and of stall alone: L500 L2000 L10000 sweep graph
 #
-#   LONG=1           400 steps also where a step is long, and full peers; about ten minutes
-#   LIMIT=240        seconds for each program
+#   LONG=1           400 steps also where a step is long, and full peers; about thirteen minutes
+#   SOAK=15          seconds of the soak
+#   LIMIT=           seconds for each program, in place of twice its estimate and half a minute
 #   PYTHON=python3   the Python that has PyTorch
 #
 # The figures are then drawn by `python3 scripts/plots/plot.py OUT docs`.
@@ -49,7 +51,7 @@ if [[ ${1:-} == --pack && $# == 2 ]]; then
     exit
 fi
 if [[ $# -lt 2 ]]; then
-    sed -n '2,15s/^# \{0,1\}//p' "$0"
+    sed -n '2,/^set /s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 
@@ -57,27 +59,28 @@ bin=$(realpath "$1")
 mkdir -p "$2" && out=$(realpath "$2") || exit 1
 shift 2
 parts=("$@")
-[[ ${#parts[@]} -gt 0 ]] || parts=(check stall publish overhead h2d torn soak gather explained peers)
-limit=${LIMIT:-240}
+[[ ${#parts[@]} -gt 0 ]] || parts=(check stall publish overhead h2d devices torn soak gather explained peers)
 long=${LONG:-}
+soak=${SOAK:-15}
 results=()
 failed=0
 
-# run NAME COMMAND…: one program; its output goes to the terminal and to NAME.log.
+# run NAME SECONDS COMMAND…: one program that should take so long; its output goes to the terminal and to NAME.log.
 run() {
-    local name=$1 begun=$SECONDS code
-    shift
-    printf '\n== %s\n' "$name"
+    local name=$1 estimate=$2 begun=$SECONDS code limit
+    shift 2
+    limit=${LIMIT:-$((2 * estimate + 30))}
+    printf '\n== %s: about %s s, at most %s s\n' "$name" "$estimate" "$limit"
     timeout -k 10 "$limit" "$@" 2>&1 | tee "$out/$name.log"
     code=${PIPESTATUS[0]}
     [[ $code == 124 || $code == 137 ]] && echo "ended after $limit s"
-    results+=("$(printf '%-28s %-8s %s s' "$name" "$([[ $code == 0 ]] && echo ok || echo "code $code")" $((SECONDS - begun)))")
+    results+=("$(printf '%-28s %-8s %s s, estimated %s s' "$name" "$([[ $code == 0 ]] && echo ok || echo "code $code")" $((SECONDS - begun)) "$estimate")")
     [[ $code == 0 ]] || failed=1
 }
 
-# stall NAME STEPS WORD: one case of dispatch_stall.
+# stall NAME SECONDS STEPS WORD: one case of dispatch_stall.
 stall() {
-    run "dispatch_stall.$1" "$bin/dispatch_stall" --bench --json "$out/dispatch_stall.$1.json" --steps "$2" "$3"
+    run "dispatch_stall.$1" "$2" "$bin/dispatch_stall" --bench --json "$out/dispatch_stall.$1.json" --steps "$3" "$4"
 }
 
 host() {
@@ -94,34 +97,45 @@ host() {
 
 host | tee "$out/host.txt"
 export PINRING_GPU_REQUIRED=1
-for part in "${parts[@]}"; do
+# shellcheck disable=SC2068 # words
+for part in ${parts[@]/#stall/L500 L2000 L10000 sweep graph}; do
     case $part in
         check)
-            run dispatch_stall.check "$bin/dispatch_stall" --test
-            run h2d.check "$bin/h2d" --test
-            run gather.check "$bin/gather" --test
+            run dispatch_stall.check 5 "$bin/dispatch_stall" --test
+            run h2d.check 20 "$bin/h2d" --test
+            run gather.check 60 "$bin/gather" --test
             ;;
-        stall)
-            stall L500 400 L=500
-            stall L2000 400 L=2000
-            stall L10000 "$([[ $long ]] && echo 400 || echo 150)" L=10000
-            stall sweep 400 sweep
-            stall graph 400 graph
+        L500) stall L500 15 400 L=500 ;;
+        L2000) stall L2000 35 400 L=2000 ;;
+        L10000) if [[ $long ]]; then stall L10000 130 400 L=10000; else stall L10000 55 150 L=10000; fi ;;
+        sweep) stall sweep 40 400 sweep ;;
+        graph) stall graph 25 400 graph ;;
+        publish) stall publish 10 400 publish ;;
+        overhead) stall overhead 10 400 overhead ;;
+        h2d) run h2d 70 "$bin/h2d" --bench --json "$out/h2d.json" --pairs "${PAIRS:-5}" ;;
+        devices)
+            devices=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')
+            if [[ $devices -ge 2 ]]; then
+                run devices 20 "$bin/h2d" --bench --json "$out/devices.json" --pairs 9 --devices "$devices"
+            else
+                printf '\n== devices: skipped, since this host has %s\n' "$devices"
+            fi
             ;;
-        publish) stall publish 400 publish ;;
-        overhead) stall overhead 400 overhead ;;
-        h2d) run h2d "$bin/h2d" --bench --json "$out/h2d.json" --pairs "${PAIRS:-5}" ;;
-        torn) run torn "$bin/h2d" --bench --json "$out/torn.json" --torn "${TORN:-20000}" ;;
-        soak) run soak "$bin/h2d" --bench --json "$out/soak.json" --soak "${SOAK:-15}" ;;
+        torn) run torn 20 "$bin/h2d" --bench --json "$out/torn.json" --torn "${TORN:-20000}" ;;
+        soak) run soak $((soak + 10)) "$bin/h2d" --bench --json "$out/soak.json" --soak "$soak" ;;
         gather)
-            run gather "$bin/gather" --bench --json "$out/gather.json" --pairs "${PAIRS:-3}" --slice-ms 150 --store-mb 1024
-            run sample "$bin/sample" --bench --json "$out/sample.json"
+            run gather 300 "$bin/gather" --bench --json "$out/gather.json" --pairs "${PAIRS:-3}" --slice-ms 150 --store-mb 1024 device
+            run sample 60 "$bin/sample" --bench --json "$out/sample.json"
             ;;
-        explained) run pinning_explained "$bin/pinning_explained" ;;
+        explained) run pinning_explained 20 "$bin/pinning_explained" ;;
         peers)
-            # shellcheck disable=SC2046 # a word or none
-            run peers "${PYTHON:-python3}" "$bin/peers/run.py" $([[ $long ]] || echo --quick)
-            grep '^{' "$out/peers.log" >"$out/peers.jsonl"
+            if [[ $long ]]; then
+                run peers 60 "${PYTHON:-python3}" "$bin/peers/run.py"
+            else
+                run peers 15 "${PYTHON:-python3}" "$bin/peers/run.py" --quick
+            fi
+            run peers.pinring 10 "$bin/h2d" --bench --peers 50
+            grep -h '^{' "$out/peers.log" "$out/peers.pinring.log" >"$out/peers.jsonl"
             ;;
         *)
             echo "no part is called $part"

@@ -34,6 +34,8 @@ built=$(executables lib cargo test --release -p pinring --lib --no-run)
 pack tests "$built"
 built=$(executables test cargo test --release -p pinring --tests --no-run)
 pack tests "$(grep -vE '^(docs|layering) ' <<<"$built")"
+built=$(executables test cargo test --release -p beside-cudarc --test gpu_cudarc --no-run)
+pack tests "$built"
 built=$(executables bench cargo bench -p pinring --benches --no-run)
 pack benches "$built"
 built=$(executables example cargo build --release -p pinring --examples)

@@ -5,11 +5,11 @@
 //! do: bound the queue. Tokens own slots of the ring, so there are never more of them than slots.
 
 use crate::error::Closed;
-use crate::sync::{Padded, Patience, Spin, lock};
+use crate::sync::checked::{AtomicUsize, Condvar, Mutex, MutexGuard, lock};
+use crate::sync::{Padded, Patience, Spin};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 /// A first-in, first-out gate. See the module's text.
@@ -178,23 +178,43 @@ impl<T> Gate<T> {
 
     /// No token comes any more; those that are here can still be taken.
     pub(crate) fn end(&self, reason: Closed) -> Wakes {
-        self.shut(reason, false).1
-    }
-
-    /// No token comes and none is given any more; returns those that were here. The first reason stays.
-    pub(crate) fn close(&self, reason: Closed) -> (VecDeque<T>, Wakes) {
-        self.shut(reason, true)
-    }
-
-    fn shut(&self, reason: Closed, drain: bool) -> (VecDeque<T>, Wakes) {
         let mut state = lock(&self.state);
-        let ended = matches!(state.closed, Some(Closed::Ended | Closed::LaneGone { .. }));
-        if state.closed.is_none() || (ended && drain) {
+        state.closed.get_or_insert(reason);
+        self.announce(state)
+    }
+
+    /// No token comes and none is given any more; returns those that were here. The first reason stays, but for that of
+    /// an end.
+    pub(crate) fn close(&self, reason: Closed) -> (VecDeque<T>, Wakes) {
+        let mut state = lock(&self.state);
+        if state.closed.is_none() || state.is_ended() {
             state.closed = Some(reason);
         }
-        let drained = if drain { std::mem::take(&mut state.tokens) } else { VecDeque::new() };
+        let drained = std::mem::take(&mut state.tokens);
+        (drained, self.announce(state))
+    }
+
+    /// As `close`, but those that `keep` names can still be taken. The reason of an end stays where nothing was lost.
+    pub(crate) fn close_but(&self, reason: Closed, keep: impl Fn(&T) -> bool) -> (VecDeque<T>, Wakes) {
+        let mut state = lock(&self.state);
+        let (kept, drained): (VecDeque<T>, VecDeque<T>) = std::mem::take(&mut state.tokens).into_iter().partition(keep);
+        state.tokens = kept;
+        if state.closed.is_none() || (state.is_ended() && !drained.is_empty()) {
+            state.closed = Some(reason);
+        }
+        (drained, self.announce(state))
+    }
+
+    fn announce(&self, mut state: MutexGuard<'_, State<T>>) -> Wakes {
         self.hint.store(CLOSED_HINT, Ordering::Relaxed);
-        (drained, Wakes { threads: Threads::All, wakers: std::mem::take(&mut state.wakers) })
+        Wakes { threads: Threads::All, wakers: std::mem::take(&mut state.wakers) }
+    }
+}
+
+impl<T> State<T> {
+    /// By the end of the source, and not by a close.
+    fn is_ended(&self) -> bool {
+        matches!(self.closed, Some(Closed::Ended | Closed::LaneGone { .. }))
     }
 }
 
@@ -215,6 +235,7 @@ fn wake_all(wakers: Vec<(u64, Waker)>) {
 mod tests {
     use super::*;
     use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
     use std::time::Duration;
 
     fn put<T>(gate: &Gate<T>, make: impl FnOnce(u64) -> T) {
@@ -249,6 +270,36 @@ mod tests {
         assert_eq!(close(&gate, Closed::LearnerGone), ['a']);
         assert!(close(&gate, Closed::Stopped).is_empty());
         assert_eq!(gate.take(Patience::None, &mut Spin::default()), Err(Closed::LearnerGone));
+    }
+
+    #[test]
+    fn a_close_that_keeps_some_gives_them_before_the_reason() {
+        let close = |gate: &Gate<u64>, below: u64| {
+            let (drained, wakes) = gate.close_but(Closed::Stopped, |token| *token < below);
+            gate.wake(wakes);
+            drained
+        };
+        let mut spin = Spin::default();
+        let gate = Gate::new();
+        (0..4).for_each(|_| put(&gate, |sequence| sequence));
+        assert_eq!(close(&gate, 2), [2, 3]);
+        assert_eq!(close(&gate, 2), [], "again: they stay");
+        assert_eq!(gate.take(Patience::Forever, &mut spin), Ok(Some(0)));
+        assert_eq!(gate.take(Patience::Forever, &mut spin), Ok(Some(1)));
+        assert_eq!(gate.take(Patience::Forever, &mut spin), Err(Closed::Stopped));
+
+        // An end stays one where nothing was lost by the close.
+        for (below, reason) in [(1, Closed::Ended), (0, Closed::Stopped)] {
+            let gate = Gate::new();
+            put(&gate, |sequence| sequence);
+            gate.wake(gate.end(Closed::Ended));
+            assert_eq!(close(&gate, below).len(), 1 - below as usize);
+            assert_eq!(
+                gate.take(Patience::None, &mut spin).map(|token| token.is_some()).ok(),
+                (below == 1).then_some(true)
+            );
+            assert_eq!(gate.take(Patience::None, &mut spin), Err(reason));
+        }
     }
 
     #[test]
@@ -288,5 +339,108 @@ mod tests {
         put(&gate, |_| ());
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         assert_eq!(gate.register(&waker), None, "a token is there already");
+    }
+}
+
+/// Every order in which a few threads may meet here. See `.ci/run` for how it is run.
+#[cfg(all(test, pinring_loom))]
+mod orders {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+    use std::time::Duration;
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    fn put(gate: &Gate<u64>) -> bool {
+        gate.put(|sequence| sequence).map(|wakes| gate.wake(wakes)).is_some()
+    }
+
+    fn take(gate: &Gate<u64>) -> Result<Option<u64>, Closed> {
+        gate.take(Patience::Forever, &mut Spin::default())
+    }
+
+    /// No token is lost, none is given twice, and nobody who parked sleeps on.
+    #[test]
+    fn two_takers_get_the_two_tokens_of_two_threads() {
+        loom::model(|| {
+            let gate = Arc::new(Gate::new());
+            let takers: Vec<_> = (0..2)
+                .map(|_| {
+                    let gate = gate.clone();
+                    thread::spawn(move || take(&gate).unwrap().unwrap())
+                })
+                .collect();
+            assert!(put(&gate) && put(&gate));
+            let mut taken: Vec<_> = takers.into_iter().map(|taker| taker.join().unwrap()).collect();
+            taken.sort_unstable();
+            assert_eq!(taken, [0, 1]);
+        });
+    }
+
+    /// A look without waiting reads the hint alone: whoever knows of a token finds it.
+    #[test]
+    fn who_knows_of_a_token_finds_it_without_waiting() {
+        loom::model(|| {
+            let gate = Arc::new(Gate::new());
+            let putter = thread::spawn({
+                let gate = gate.clone();
+                move || assert!(put(&gate))
+            });
+            let early = gate.take(Patience::None, &mut Spin::default()).unwrap();
+            putter.join().unwrap();
+            let late = gate.take(Patience::None, &mut Spin::default()).unwrap();
+            assert_eq!([early, late].into_iter().flatten().collect::<Vec<_>>(), [0]);
+        });
+    }
+
+    /// Each token is taken or handed back by the close, and both sides hear of it.
+    #[test]
+    fn a_close_loses_nothing_and_wakes_who_waits() {
+        loom::model(|| {
+            let gate = Arc::new(Gate::new());
+            let taker = thread::spawn({
+                let gate = gate.clone();
+                move || take(&gate)
+            });
+            let putter = thread::spawn({
+                let gate = gate.clone();
+                move || put(&gate)
+            });
+            let (drained, wakes) = gate.close(Closed::Stopped);
+            gate.wake(wakes);
+            let (taken, was_put) = (taker.join().unwrap(), putter.join().unwrap());
+            let taken = match taken {
+                Ok(token) => token.into_iter().count(),
+                Err(reason) => {
+                    assert_eq!(reason, Closed::Stopped);
+                    0
+                }
+            };
+            assert_eq!(taken + drained.len(), usize::from(was_put));
+        });
+    }
+
+    /// A waker that was registered is woken, or there was something to take.
+    #[test]
+    fn a_registered_waker_hears_of_the_token() {
+        struct Mark(std::sync::atomic::AtomicBool);
+        impl std::task::Wake for Mark {
+            fn wake(self: std::sync::Arc<Self>) {
+                self.0.store(true, Ordering::SeqCst);
+            }
+        }
+        loom::model(|| {
+            let gate = Arc::new(Gate::new());
+            let mark = std::sync::Arc::new(Mark(false.into()));
+            let putter = thread::spawn({
+                let gate = gate.clone();
+                move || assert!(put(&gate))
+            });
+            let registered = gate.register(&Waker::from(mark.clone()));
+            putter.join().unwrap();
+            assert!(registered.is_none() || mark.0.load(Ordering::SeqCst));
+            assert_eq!(gate.take(Patience::timeout(LONG), &mut Spin::default()), Ok(Some(0)));
+        });
     }
 }

@@ -83,6 +83,8 @@ mod pages {
     struct Writing;
     #[doc = include_str!("../docs/cuda-loading.md")]
     struct CudaLoading;
+    #[doc = include_str!("../docs/replay.md")]
+    struct Replay;
     #[doc = include_str!("../docs/feeding.md")]
     struct Feeding;
 }
@@ -136,6 +138,7 @@ pub use feed::{Feed, FeedBuilder, Footprint, Intake, Pinning, StartHandle, StopR
 pub use feeding::batch::{DeviceBatch, DeviceColumn};
 pub use feeding::copy::{CopyError, CopyTicket, DeviceCopier};
 pub use feeding::learner::DeviceLearner;
+pub use feeding::rounds::Deal;
 pub use gather::{Gather, GatherReport};
 pub use intake::WhenFull;
 pub use keys::{Keys, UpdateError, Updated};

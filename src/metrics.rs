@@ -103,6 +103,8 @@ pub struct DeviceMetrics {
     pub gathered: u64,
     /// The bytes of all of them.
     pub bytes: u64,
+    /// Batches that its learner took; by rounds, the number of the next round.
+    pub batches_taken: u64,
     /// Device batches that wait for the learner.
     pub batches_waiting: usize,
     /// Device batches in the learner's hands.

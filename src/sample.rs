@@ -509,13 +509,13 @@ impl Sample {
         for (index, leaf) in self.step.leaves.iter().enumerate().filter(|(_, leaf)| leaf.every > 1) {
             let kept = |window: &Window| {
                 let at_first = window.single && window.anchor == Anchor::First;
-                window.leaf != index || (at_first && window.from.unsigned_abs() as usize % leaf.every == 0)
+                window.leaf != index || (at_first && (window.from.unsigned_abs() as usize).is_multiple_of(leaf.every))
             };
             let mut windows = self.declared.iter().filter_map(|declared| match declared {
                 Declared::Window(window) => Some(window),
                 Declared::Derived(_) => None,
             });
-            let begins = matches!(self.kind, Kind::Sequence { stride, .. } if stride % leaf.every == 0);
+            let begins = matches!(self.kind, Kind::Sequence { stride, .. } if stride.is_multiple_of(leaf.every));
             if !begins || !windows.all(kept) {
                 return Err(SchemaError::Sparse { leaf: leaf.name.clone(), every: leaf.every });
             }

@@ -5,11 +5,11 @@
 //! What it does not do: copy, average or store weights beyond the few versions that a lockstep feed needs.
 
 use crate::error::Closed;
-use crate::sync::lock;
+use crate::sync::checked::{AtomicU64, Condvar, Mutex, lock};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// The newest policy and its version; clones share it. The learner publishes, env threads read.
@@ -212,5 +212,50 @@ mod tests {
         let (version, value) = weights.wait_newer(0, Duration::from_secs(60)).expect("published within a minute");
         assert_eq!((version, *value), (1, 7));
         publisher.join().unwrap();
+    }
+}
+
+/// Every order in which a few threads may meet here. See `.ci/run` for how it is run.
+#[cfg(all(test, pinring_loom))]
+mod orders {
+    use super::*;
+    use loom::thread;
+
+    /// Who sees a version finds its weights, and who waits for one is woken.
+    #[test]
+    fn a_version_that_is_waited_for_comes_with_its_weights() {
+        loom::model(|| {
+            let weights = Weights::new(0u64);
+            let publishers: Vec<_> = (0..2)
+                .map(|_| {
+                    let weights = weights.clone();
+                    thread::spawn(move || weights.publish(7))
+                })
+                .collect();
+            assert_eq!(weights.versions().wait(2, None, || None), Ok(true));
+            assert_eq!((weights.latest().0, *weights.latest().1, weights.versions().newest()), (2, 7, 2));
+            let mut versions: Vec<_> = publishers.into_iter().map(|publisher| publisher.join().unwrap()).collect();
+            versions.sort_unstable();
+            assert_eq!(versions, [1, 2]);
+        });
+    }
+
+    /// A wait that a close is to end hears of it.
+    #[test]
+    fn a_wait_ends_by_a_wake() {
+        loom::model(|| {
+            let weights = Weights::new(0u64);
+            let closed = std::sync::Arc::new(loom::sync::atomic::AtomicBool::new(false));
+            let closer = thread::spawn({
+                let (versions, closed) = (weights.versions().clone(), closed.clone());
+                move || {
+                    closed.store(true, Ordering::Release);
+                    versions.wake();
+                }
+            });
+            let reason = || closed.load(Ordering::Acquire).then_some(Closed::Stopped);
+            assert_eq!(weights.versions().wait(1, None, reason), Err(Closed::Stopped));
+            closer.join().unwrap();
+        });
     }
 }

@@ -282,6 +282,37 @@ alone! {
     }
 }
 
+alone! {
+    /// Two consumers on two streams: each stream has a wait of its own behind the copy, and reads nothing before it.
+    fn a_second_stream_waits_for_the_copy_too() {
+        let (fake, bytes) = (fake("second-stream", 1), Bytes::new());
+        let feed = bytes.builder(&fake).start().unwrap();
+        let copies = copy_stream(&fake, 0);
+        let (stream, second) = (fake.user_stream(1), fake.user_stream(1));
+        let learner = learner_on(&feed, 0, stream).unwrap();
+        bytes.write(&mut feed.writer(1).unwrap(), 7).unwrap();
+        let batch = learner.next_batch().unwrap();
+        // SAFETY: a stream of the device.
+        unsafe { batch.wait_on(second as *mut _) }.unwrap();
+        let ready = batch.ready_event() as u64;
+        let log: Vec<Call> = fake.calls();
+        let place = |function: &str, args: &[(usize, u64)]| {
+            let found = |call: &Call| call.function == function && args.iter().all(|&(i, arg)| call.args[i] == arg);
+            log.iter().position(found).unwrap_or_else(|| panic!("{function} with {args:?}"))
+        };
+        let copied = place("cuMemcpyHtoDAsync_v2", &[(3, copies as u64)]);
+        let recorded = place("cuEventRecord", &[(0, ready), (1, copies as u64)]);
+        let waits = [stream, second].map(|stream| place("cuStreamWaitEvent", &[(0, stream as u64), (1, ready)]));
+        assert!(copied < recorded && waits.iter().all(|wait| recorded < *wait), "{copied} {recorded} {waits:?}");
+        let queued = || fake.live_streams().into_iter().find(|info| info.handle == second).unwrap().queued;
+        fake.run(second);
+        assert_eq!(queued(), 1, "it waits");
+        fake.run_all();
+        assert_eq!(queued(), 0);
+        assert_bytes(&fake, bytes.address(&batch), 7, "what it reads then");
+    }
+}
+
 // ---- what the learner may hold -------------------------------------------------------------------------------------
 
 alone! {

@@ -146,22 +146,36 @@ struct Bytes {
 impl Bytes {
     /// One row of `slot` bytes a batch.
     fn start(slot: usize, slots: usize, search: CudaSearch) -> Bytes {
+        Bytes::start_with(slot, slots, search, |builder| builder)
+    }
+
+    fn start_with(
+        slot: usize,
+        slots: usize,
+        search: CudaSearch,
+        set: impl FnOnce(FeedBuilder) -> FeedBuilder,
+    ) -> Bytes {
         let mut step = Step::new();
         let leaf = step.leaf::<u8>("bytes", &[slot]);
         let mut sample = Sample::step(step);
         let column = sample.all(leaf);
         let builder = Feed::builder(sample).batch(1).buffers(slots).pinning(Pinning::Required).cuda(search);
         assert_eq!(builder.page_locked_bytes().unwrap(), slot * slots);
-        Bytes { feed: builder.start().unwrap(), leaf, column }
+        Bytes { feed: set(builder).start().unwrap(), leaf, column }
+    }
+
+    /// A batch of these bytes.
+    fn write(&self, writer: &mut Writer, byte: u8) {
+        let mut step = writer.step().unwrap();
+        step.view_mut(self.leaf).as_slice_mut().unwrap().fill(byte);
+        step.commit().unwrap();
     }
 
     /// Every slot of the ring as a batch, each filled with its number.
     fn fill(&self, slots: usize) -> Vec<Batch> {
         let (mut writer, learner) = (self.feed.writer(1).unwrap(), self.feed.learner().unwrap());
         let batches = (0..slots).map(|number| {
-            let mut step = writer.step().unwrap();
-            step.view_mut(self.leaf).as_slice_mut().unwrap().fill(number as u8);
-            step.commit().unwrap();
+            self.write(&mut writer, number as u8);
             learner.next_batch().unwrap()
         });
         batches.collect()
@@ -248,6 +262,102 @@ fn each_runtime_that_is_named_does_the_same() {
         in_child(TEST, |child| {
             child.env(RUNTIME, &path);
         });
+    }
+}
+
+/// As in a process whose framework brings a CUDA of its own: a feed through the runtime that the search finds, another
+/// through the one that is named, both on a stream and checked by copies of the latter.
+#[test]
+fn two_runtimes_at_once_feed_a_device() {
+    const TEST: &str = "two_runtimes_at_once_feed_a_device";
+    let Some(path) = std::env::var_os(RUNTIME) else {
+        let named = std::env::var_os("PINRING_GPU_RUNTIMES").unwrap_or_default();
+        let paths: Vec<_> = std::env::split_paths(&named).filter(|path| !path.as_os_str().is_empty()).collect();
+        if paths.is_empty() {
+            println!("skipped: {TEST}: PINRING_GPU_RUNTIMES names none");
+        }
+        for path in paths {
+            in_child(TEST, |child| {
+                child.env(RUNTIME, &path);
+            });
+        }
+        return;
+    };
+    println!();
+    let named = CudaSearch::new().library_only(&path);
+    if !has_cuda(TEST, &CudaSearch::new()) {
+        return;
+    }
+    let _watchdog = Watchdog::new(TEST, Duration::from_secs(120));
+    const SLOT: usize = MIB;
+    let start = |search| Bytes::start_with(SLOT, 4, search, |builder| builder.device(0));
+    let first = start(CudaSearch::new());
+    let found = first.feed.pin_report().expect("pinning is required").cuda.library().to_owned();
+    let file = |path: &std::path::Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    if file(&found) == file(path.as_ref()) {
+        println!("skipped: {TEST}: the search finds {} itself", found.display());
+        return;
+    }
+    let user = User::of(path.as_ref());
+    let second = start(named);
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("the list of mappings");
+    for runtime in [file(&found), file(path.as_ref())] {
+        assert!(maps.contains(&*runtime.to_string_lossy()), "{} is mapped", runtime.display());
+    }
+    let feeds = [first, second];
+    // SAFETY: the user's stream is never destroyed.
+    let learners = feeds.each_ref().map(|bytes| unsafe { bytes.feed.learner_on(0, user.stream) }.unwrap());
+    let mut writers = feeds.each_ref().map(|bytes| bytes.feed.writer(1).unwrap());
+    for round in 0..100 {
+        for ((bytes, learner), writer) in feeds.iter().zip(&learners).zip(&mut writers) {
+            bytes.write(writer, round);
+            let batch = learner.next_batch().unwrap();
+            let read = user.read(batch.column(bytes.column).ptr, SLOT);
+            drop(batch);
+            assert!(read.iter().all(|byte| *byte == round), "round {round}: {}", read[0]);
+        }
+    }
+    drop((learners, writers));
+    for bytes in feeds {
+        let stopped = bytes.feed.stop(DEADLINE).unwrap();
+        assert_eq!((stopped.still_out, stopped.threads_given_up.len(), stopped.fault), (0, 0, None));
+    }
+    println!("{} and {}: 100 batches through each, read by the latter", found.display(), path.display());
+}
+
+/// A stream, and copies from the device, by a runtime of the user's own.
+struct User {
+    copy: unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_int, *mut c_void) -> c_int,
+    wait: unsafe extern "C" fn(*mut c_void) -> c_int,
+    stream: *mut c_void,
+}
+
+impl User {
+    fn of(path: &std::path::Path) -> User {
+        // SAFETY: in all of it, the functions are declared with the signatures of NVIDIA's headers, and called with live
+        // out-pointers. The library is never closed.
+        unsafe {
+            let library = Library::open(Some(path), RTLD_NOW | RTLD_LOCAL).expect("the runtime that was named");
+            let library = std::mem::ManuallyDrop::new(library);
+            type Create = unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_int;
+            let create = *library.get::<Create>(b"cudaStreamCreateWithFlags\0").expect("cudaStreamCreateWithFlags");
+            let mut stream = std::ptr::null_mut();
+            assert_eq!(create(&mut stream, 1), 0);
+            let copy = *library.get(b"cudaMemcpyAsync\0").expect("cudaMemcpyAsync");
+            let wait = *library.get(b"cudaStreamSynchronize\0").expect("cudaStreamSynchronize");
+            User { copy, wait, stream }
+        }
+    }
+
+    fn read(&self, address: u64, bytes: usize) -> Vec<u8> {
+        let mut read = vec![0; bytes];
+        // SAFETY: as many bytes at both ends, waited for here; 2 is from the device to the host.
+        unsafe {
+            let from = std::ptr::without_provenance(address as usize);
+            assert_eq!((self.copy)(read.as_mut_ptr().cast(), from, bytes, 2, self.stream), 0);
+            assert_eq!((self.wait)(self.stream), 0);
+        }
+        read
     }
 }
 

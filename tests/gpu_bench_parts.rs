@@ -11,7 +11,7 @@ use gpu::kernels::{PTX, weight, weight_of_rows};
 use gpu::rows::{Content, Shape, Writers};
 use gpu::stats::{Difference, Random, mean, median, quantile};
 use gpu::{Cuda, Flags, Kernels};
-use pinring::Feed;
+use pinring::{Feed, Pinning};
 
 // ---- weights ----
 
@@ -76,6 +76,63 @@ fn the_device_weighs_as_the_host_does() {
     }
 }
 
+/// Somebody else in the process has the device's primary context, streams of its own and kernels of its own, as cudarc has:
+/// its kernels run on batches, on its stream, while the feed goes on.
+#[test]
+fn kernels_of_another_owner_of_the_context_run_on_batches() {
+    let cuda = match Cuda::open() {
+        Ok(cuda) => cuda,
+        Err(error) => {
+            assert!(std::env::var_os("PINRING_GPU_REQUIRED").is_none(), "PINRING_GPU_REQUIRED is set, and {error}");
+            println!("skipped: no CUDA device: {error}");
+            return;
+        }
+    };
+    let (kernels, stream) = (Kernels::new(cuda).unwrap(), cuda.stream().unwrap());
+    let (shape, batches) = (Shape { rows: 64, leaves: 3, words: 500 }, 200);
+    let (sample, handles) = shape.declare();
+    let feed = Feed::builder(sample).batch(shape.rows).device(0).pinning(Pinning::Required).start().unwrap();
+    // SAFETY: the stream outlives the learner: it is declared before.
+    #[allow(unsafe_code)]
+    let learner = unsafe { feed.learner_on(0, stream.raw().as_pointer()) }.unwrap();
+    let writers = Writers::start(&feed, shape, &handles, 5, 4).unwrap();
+    writers.order(batches as u64, Content::Stamped);
+    let sums = cuda.alloc(batches * shape.leaves * 8).unwrap();
+    // SAFETY: in all of it, ranges are as long as the calls say, columns are released behind the kernels on the same stream,
+    // and the sums live until the stream was waited for.
+    #[allow(unsafe_code)]
+    unsafe {
+        cuda.set(sums.address, 0, sums.bytes / 4, stream.raw()).unwrap();
+    }
+    let mut expected = Vec::new();
+    for _ in 0..batches {
+        let batch = learner.next_batch().unwrap();
+        let rows: Vec<_> = batch.lanes().map(|lane| lane as u64).zip(batch.first_steps()).collect();
+        for (leaf, &column) in handles.columns.iter().enumerate() {
+            let sum = sums.address + expected.len() as u64 * 8;
+            // SAFETY: as above.
+            #[allow(unsafe_code)]
+            unsafe { kernels.weigh(batch.column(column).ptr, shape.column_words(), sum, stream.raw()) }.unwrap();
+            expected.push(shape.column_weight(5, leaf, rows.iter().copied()));
+        }
+    }
+    let mut got = vec![0; sums.bytes];
+    // SAFETY: as above.
+    #[allow(unsafe_code)]
+    unsafe { cuda.copy_out(got.as_mut_ptr(), sums.address, got.len(), stream.raw()) }.unwrap();
+    stream.synchronize().unwrap();
+    let got: Vec<u64> = got.chunks_exact(8).map(|sum| u64::from_ne_bytes(sum.try_into().unwrap())).collect();
+    assert_eq!(got, expected);
+    drop(learner);
+    assert_eq!(feed.stop(std::time::Duration::from_secs(10)).unwrap().fault, None);
+    writers.join().unwrap();
+    // The context is still the other's to use.
+    drop(feed);
+    let event = cuda.event().unwrap();
+    event.record(stream.raw()).unwrap();
+    event.synchronize().unwrap();
+}
+
 // ---- rows ----
 
 #[test]
@@ -108,9 +165,23 @@ fn writers_write_batches_of_the_weight_that_is_expected() {
             }
         }
     }
+    // What is there is committed as it is: the rows of an earlier batch, with the numbers of new steps.
+    let wide = Writers::wide(&feed, shape, &handles, 3).unwrap();
+    wide.order(1, Content::Stamped);
+    let stamped = learner.next_batch().unwrap();
+    assert!(stamped.lanes().eq(12..24), "{:?}", stamped.lanes().collect::<Vec<_>>());
+    let rows = || stamped.lanes().map(|lane| lane as u64).zip(stamped.first_steps());
+    assert_eq!(weight(stamped.slice(handles.columns[1]).iter().copied()), shape.column_weight(3, 1, rows()));
+    drop(stamped);
+    wide.order(3, Content::There);
+    for number in 9..12 {
+        let batch = learner.next_batch().unwrap();
+        assert_eq!((batch.sequence_number(), batch.rows()), (number, 12));
+    }
     writers.order(u64::MAX, Content::Cached); // the ring fills, they wait, and the stop ends them
     feed.stop(std::time::Duration::from_secs(10)).unwrap();
     writers.join().unwrap();
+    wide.join().unwrap();
 }
 
 #[test]
@@ -173,7 +244,20 @@ fn drift_that_both_ways_share_does_not_widen_it() {
 fn equal_ways_differ_by_nothing() {
     let figures = [3.0, 1.0, 2.0];
     assert_eq!(Difference::between(&figures, &figures), Difference { median: 0.0, low: 0.0, high: 0.0 });
+    let part = Difference { median: 1.0, low: -2.0, high: 4.0 }.percent_of(200.0);
+    assert_eq!(part, Difference { median: 0.5, low: -1.0, high: 2.0 });
     assert!(Difference::between(&[], &figures).median.is_nan());
+}
+
+#[test]
+fn a_shuffle_gives_every_order_about_equally_often() {
+    let (mut random, mut seen) = (Random(11), std::collections::HashMap::new());
+    for _ in 0..6000 {
+        let mut items = [0, 1, 2];
+        random.shuffle(&mut items);
+        *seen.entry(items).or_insert(0) += 1;
+    }
+    assert!(seen.len() == 6 && seen.values().all(|&count| (850..1150).contains(&count)), "{seen:?}");
 }
 
 // ---- arguments ----

@@ -70,6 +70,45 @@ impl Driver {
         assert_eq!(unsafe { self.get::<Fill>("cuMemsetD32Async")(address, word, words, stream) }, 0);
     }
 
+    fn page_locked(&self, bytes: usize) -> *mut c_void {
+        let mut at = std::ptr::null_mut();
+        // SAFETY: an out-pointer of ours.
+        assert_eq!(unsafe { self.get::<HostAlloc>("cuMemHostAlloc")(&mut at, bytes, 1) }, 0);
+        at
+    }
+
+    fn copy_in(&self, to: u64, from: *mut c_void, bytes: usize, stream: usize) {
+        // SAFETY: memory of the test's, as long at both ends, which is never freed.
+        assert_eq!(unsafe { self.get::<CopyIn>("cuMemcpyHtoDAsync_v2")(to, from, bytes, stream) }, 0);
+    }
+
+    fn copy_within(&self, to: u64, from: u64, bytes: usize, stream: usize) {
+        // SAFETY: memory of the test's and of a batch that is released behind this.
+        assert_eq!(unsafe { self.get::<CopyWithin>("cuMemcpyDtoDAsync_v2")(to, from, bytes, stream) }, 0);
+    }
+
+    fn is_done(&self, event: usize) -> bool {
+        // SAFETY: an event of a batch that is held.
+        unsafe { self.get::<OfHandle>("cuEventQuery")(event) == 0 }
+    }
+
+    /// What is put into `later` from now on runs behind what is in `earlier` now.
+    fn order(&self, earlier: usize, later: usize) {
+        let mut event = 0;
+        // SAFETY: streams of the test's, and an event that is theirs until it has done its work.
+        unsafe {
+            assert_eq!(self.get::<Create>("cuEventCreate")(&mut event, 2), 0);
+            assert_eq!(self.get::<Record>("cuEventRecord")(event, earlier), 0);
+            assert_eq!(self.get::<Wait>("cuStreamWaitEvent")(later, event, 0), 0);
+            assert_eq!(self.get::<OfHandle>("cuEventDestroy_v2")(event), 0);
+        }
+    }
+
+    fn synchronize(&self, stream: usize) {
+        // SAFETY: a stream of the test's.
+        assert_eq!(unsafe { self.get::<OfHandle>("cuStreamSynchronize")(stream) }, 0);
+    }
+
     fn read(&self, address: u64, bytes: usize) -> Vec<u8> {
         let mut read = vec![0; bytes];
         // SAFETY: as many bytes at both ends.
@@ -103,6 +142,11 @@ type Create = unsafe extern "C" fn(*mut usize, u32) -> i32;
 type Alloc = unsafe extern "C" fn(*mut u64, usize) -> i32;
 type Fill = unsafe extern "C" fn(u64, u32, usize, usize) -> i32;
 type Read = unsafe extern "C" fn(*mut c_void, u64, usize) -> i32;
+type HostAlloc = unsafe extern "C" fn(*mut *mut c_void, usize, u32) -> i32;
+type CopyIn = unsafe extern "C" fn(u64, *mut c_void, usize, usize) -> i32;
+type CopyWithin = unsafe extern "C" fn(u64, u64, usize, usize) -> i32;
+type Record = unsafe extern "C" fn(usize, usize) -> i32;
+type Wait = unsafe extern "C" fn(usize, usize, u32) -> i32;
 type Begin = unsafe extern "C" fn(usize, u32) -> i32;
 type End = unsafe extern "C" fn(usize, *mut usize) -> i32;
 
@@ -129,7 +173,50 @@ fn batches_arrive_whole_on_two_devices() {
     }
     for pinning in [Pinning::Required, Pinning::Off] {
         feeding::batches_arrive_whole(&search, pinning, 2, (64, 2048), 200);
+        feeding::rounds_arrive_whole(&search, pinning, 2, (64, 2048), 100);
     }
+}
+
+/// Batches are dropped at once while their copies wait behind others for the link, and writers go on: no slot is written
+/// before its copy has run, and a second stream reads nothing before that either.
+#[test]
+fn batches_that_wait_for_the_link_are_whole_though_they_were_dropped() {
+    let Some((search, _turn)) = search() else { return };
+    const NOISE: usize = 64 << 20;
+    const COPIES: usize = 16;
+    let bytes = Bytes::new();
+    let feed = bytes.builder_on(search).start().unwrap();
+    let driver = Driver::new();
+    let [noise, stream, second] = [(); 3].map(|()| driver.stream());
+    let (from, to) = (driver.page_locked(NOISE), driver.memory(NOISE));
+    let memory = driver.memory(256 * Bytes::LEN);
+    let learner = learner_on(&feed, 0, stream).unwrap();
+    let writing = bytes.write_on(feed.writer(1).unwrap(), 0..=255);
+    let mut late = 0;
+    for index in 0..256 {
+        if index % 16 == 0 {
+            (0..COPIES).for_each(|_| driver.copy_in(to, from, NOISE, noise)); // about 20 ms of them
+        }
+        let batch = learner.next_batch().unwrap();
+        late += usize::from(!driver.is_done(batch.ready_event() as usize));
+        // SAFETY: a stream of the test's.
+        unsafe { batch.wait_on(second as *mut _) }.unwrap();
+        // Every other batch is read by the second stream, which the learner's stream waits for.
+        let reader = [stream, second][index % 2];
+        driver.copy_within(memory + (index * Bytes::LEN) as u64, bytes.address(&batch), Bytes::LEN, reader);
+        driver.order(second, stream);
+        drop(batch);
+    }
+    writing.join().unwrap().unwrap();
+    [noise, stream, second].into_iter().for_each(|stream| driver.synchronize(stream));
+    let read = driver.read(memory, 256 * Bytes::LEN);
+    for (index, batch) in read.chunks(Bytes::LEN).enumerate() {
+        assert!(batch.iter().all(|byte| *byte == index as u8), "batch {index} begins with {}", batch[0]);
+    }
+    println!("256 batches, of which {late} were handed over while their copies waited; none torn");
+    assert!(late > 0, "the copies that keep the link busy held nothing up");
+    let report = feed.stop(DEADLINE).unwrap();
+    assert!(report.fault.is_none() && report.quarantined_slots == 0, "{report}");
 }
 
 /// The source is overwritten by the very next operation on the learner's stream.

@@ -130,16 +130,16 @@ fn states_that_are_not_kept_cannot_be_read() {
         let error = sample.check().unwrap_err();
         assert!(matches!(error, SchemaError::Sparse { every: 4, .. }), "{error}");
     };
-    fn with(sample: Sample, declare: impl FnOnce(&mut Sample)) -> Sample {
+    fn with<C>(sample: Sample, declare: impl FnOnce(&mut Sample) -> C) -> Sample {
         let mut sample = sample;
         declare(&mut sample);
         sample
     }
-    refused(&|step, leaf| with(Sample::sequence(step.clone(), 8, 4), |s| drop(s.all(leaf))));
-    refused(&|step, leaf| with(Sample::sequence(step.clone(), 8, 6), |s| drop(s.at(leaf, 0))));
-    refused(&|step, leaf| with(Sample::sequence(step.clone(), 8, 4), |s| drop(s.at(leaf, 2))));
-    refused(&|step, leaf| with(Sample::sequence(step.clone(), 8, 4), |s| drop(s.next(leaf))));
-    refused(&|step, leaf| with(Sample::transition(step.clone(), 1, 0.9), |s| drop(s.at(leaf, 0))));
+    refused(&|step, leaf| with(Sample::sequence(step.clone(), 8, 4), |s| s.all(leaf)));
+    refused(&|step, leaf| with(Sample::sequence(step.clone(), 8, 6), |s| s.at(leaf, 0)));
+    refused(&|step, leaf| with(Sample::sequence(step.clone(), 8, 4), |s| s.at(leaf, 2)));
+    refused(&|step, leaf| with(Sample::sequence(step.clone(), 8, 4), |s| s.next(leaf)));
+    refused(&|step, leaf| with(Sample::transition(step.clone(), 1, 0.9), |s| s.at(leaf, 0)));
     refused(&|step, _| Sample::unroll(step.clone(), 8));
     let mut step = Step::new();
     let state = step.leaf::<f32>("state", &[4]);

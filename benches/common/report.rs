@@ -131,7 +131,7 @@ impl Report {
     pub fn finish(&self, args: &Args) -> Result<(), Failure> {
         println!("\nchecked: {} cases", self.checked);
         if !self.targets.is_empty() {
-            println!("\ntargets (for two cores, nothing else running)");
+            println!("\ntargets (nothing else running)");
         }
         for Target { what, wanted, got, met } in &self.targets {
             println!("  {} {what}: {got:.3}, wanted {wanted}", if *met { "met   " } else { "MISSED" });

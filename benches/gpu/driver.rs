@@ -2,9 +2,10 @@
 //! that give themselves back.
 //!
 //! The benches time what a user's own code would call, so they call the driver themselves and not through the crate.
-//! Every call is checked; nothing waits unless its name says so. One device (the first visible one) and its primary
-//! context, which frameworks and the crate share. A thread that makes calls has that context current, by
-//! [`Cuda::make_current`]: frameworks do that for their threads. Nothing is closed at the end of the process.
+//! Every call is checked; nothing waits unless its name says so. A [`Cuda`] is one device (the first visible one unless
+//! asked otherwise) and its primary context, which frameworks and the crate share. A thread that makes calls has that
+//! context current, by [`Cuda::make_current`]: frameworks do that for their threads. Nothing is closed at the end of the
+//! process.
 #![allow(dead_code)] // each bench uses a part
 
 #[path = "handles.rs"] // the example of the repository includes this file from elsewhere
@@ -120,9 +121,14 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// Loads the driver, retains the primary context and makes it current on this thread. The error says why there is
-    /// no device to use.
+    /// [`open_on`](Cuda::open_on) the first visible device.
     pub fn open() -> Result<&'static Cuda, Failure> {
+        Cuda::open_on(0)
+    }
+
+    /// Loads the driver, retains the primary context of a device and makes it current on this thread. The error says why
+    /// there is no such device to use.
+    pub fn open_on(ordinal: c_int) -> Result<&'static Cuda, Failure> {
         // SAFETY: loading runs the library's initialisers, which NVIDIA makes to run in any process.
         let library = unsafe { Library::new(LIBRARY) }
             .map_err(|error| format!("{LIBRARY} was not loaded: {}", with_sources(&error)))?;
@@ -138,10 +144,10 @@ impl Cuda {
             let answer = (cuda.table.cuDriverGetVersion)(&mut cuda.version);
             cuda.check("cuDriverGetVersion", answer)?;
             cuda.check("cuDeviceGetCount", (cuda.table.cuDeviceGetCount)(&mut count))?;
-            if count == 0 {
-                return Err("the driver sees no device".into());
+            if ordinal >= count {
+                return Err(format!("the driver sees {count} devices, so none of the number {ordinal}").into());
             }
-            cuda.check("cuDeviceGet", (cuda.table.cuDeviceGet)(&mut device, 0))?;
+            cuda.check("cuDeviceGet", (cuda.table.cuDeviceGet)(&mut device, ordinal))?;
             let answer = (cuda.table.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int, device);
             cuda.check("cuDeviceGetName", answer)?;
             let answer = (cuda.table.cuDevicePrimaryCtxRetain)(&mut cuda.context, device);

@@ -166,6 +166,8 @@ pub struct HostMemory {
 
 // SAFETY: memory like a `Box<[u8]>`; the driver frees it from any thread.
 unsafe impl Send for HostMemory {}
+// SAFETY: as for a `Box<[u8]>`: whoever shares it reads it.
+unsafe impl Sync for HostMemory {}
 
 impl std::ops::Deref for HostMemory {
     type Target = [u8];

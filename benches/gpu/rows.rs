@@ -88,6 +88,8 @@ pub enum Content {
     Cached,
     /// Rows that come from memory: nothing of them is in a cache.
     Memory,
+    /// Nothing: the rows that lie in the ring already are committed as they are, so that only the feed is at work.
+    There,
 }
 
 /// What [`Content::Memory`] rotates over: more than the caches of a core, and of all cores together.
@@ -109,12 +111,27 @@ pub struct Writers {
 }
 
 impl Writers {
-    /// Of a feed whose batches have `shape`; `threads` at most, as many as share a batch evenly.
+    /// Of a feed whose batches have `shape`; `threads` at most, as many as share a batch evenly. Each has 16 lanes that step
+    /// together, as an environment vector has them, if its share can be divided so.
     pub fn start(feed: &Feed, shape: Shape, handles: &Handles, tag: u64, threads: usize) -> Result<Writers, Failure> {
+        Writers::with(feed, shape, handles, tag, (threads, 16))
+    }
+
+    /// One thread with a lane for each row of a batch: a commit is a batch. For [`Content::There`].
+    pub fn wide(feed: &Feed, shape: Shape, handles: &Handles, tag: u64) -> Result<Writers, Failure> {
+        Writers::with(feed, shape, handles, tag, (1, shape.rows))
+    }
+
+    fn with(
+        feed: &Feed,
+        shape: Shape,
+        handles: &Handles,
+        tag: u64,
+        (threads, most_lanes): (usize, usize),
+    ) -> Result<Writers, Failure> {
         let threads = (1..=threads.min(shape.rows)).rev().find(|n| shape.rows.is_multiple_of(*n)).unwrap_or(1);
         let share = shape.rows / threads;
-        // Lanes that step together: 16 as an environment vector has them, if the share can be divided so.
-        let lanes = (1..=share.min(16)).rev().find(|n| share.is_multiple_of(*n)).unwrap_or(1);
+        let lanes = (1..=share.min(most_lanes)).rev().find(|n| share.is_multiple_of(*n)).unwrap_or(1);
         let orders = Orders { batches: 0, content: Content::Stamped, over: false };
         let orders = Arc::new((Mutex::new(orders), Condvar::new()));
         let threads = (0..threads).map(|_| {
@@ -221,6 +238,9 @@ impl Hand {
                     }
                     step.put(leaf, &self.memory[self.at..][..values])?;
                     self.at += values;
+                }
+                Content::There => {
+                    step.overwrite(leaf);
                 }
             }
         }

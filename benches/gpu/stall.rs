@@ -5,7 +5,7 @@ use super::ways::{Feeder, Nothing, Ours, OwnThread, Way};
 use crate::common::{Cell, Report, cpu, watchdog};
 use crate::gpu::driver::{Event, Failure, Graph, Stream};
 use crate::gpu::rows::Shape;
-use crate::gpu::stats::{Difference, mean, median, quantile};
+use crate::gpu::stats::{Difference, Random, mean, median, quantile};
 use crate::gpu::{Setting, difference_cell};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,9 @@ const SHAPE: Shape = Shape::STRUCTURED;
 /// What one of the small kernels spins for; with its start it takes 2 to 3 µs.
 const KERNEL_US: f64 = 1.5;
 const SWEEP_US: [f64; 5] = [2.0, 4.0, 8.0, 16.0, 32.0];
+const OURS: &str = "pinring, rows there";
+/// Ours is to add at most so many hundredths to the dispatch of a step of so many kernels.
+const TARGET: (&str, f64) = ("L=2000", 2.0);
 const WARM_UP: usize = 5;
 const CHECKS: usize = 4;
 
@@ -30,6 +33,8 @@ struct Load {
 struct Turn {
     blocked: f64,
     dispatch: f64,
+    /// The launches of the second half, by when a copy from page-locked memory is over. Not a number for a graph.
+    second_half: f64,
     step: f64,
     idle: f64,
     cpu: f64,
@@ -58,7 +63,14 @@ fn ways(setting: &Setting, compute: &Stream) -> Result<Vec<Box<dyn Way>>, Failur
         Box::new(own("page-locked, own thread, one copy", 3, true, false)?),
         Box::new(Feeder::new(cuda, SHAPE, "pageable, feeder thread by hand", 4, false)?),
         Box::new(Feeder::new(cuda, SHAPE, "page-locked, feeder thread by hand", 5, true)?),
-        Box::new(Ours::new(SHAPE, 6, compute, setting.number("--writers", 8, 8))?),
+        Box::new(Ours::new(SHAPE, OURS, 6, compute, None)?),
+        Box::new(Ours::new(
+            SHAPE,
+            "pinring, rows written beside",
+            7,
+            compute,
+            Some(setting.number("--writers", 8, 8)),
+        )?),
     ])
 }
 
@@ -117,12 +129,19 @@ impl Load {
         Ok(Load { kernels, cycles, graph: None, busy_us })
     }
 
+    /// Launches it, and returns when the second half of it began.
     #[inline]
-    fn launch(&self, setting: &Setting, compute: &Stream) -> Result<(), Failure> {
-        match &self.graph {
-            Some(graph) => compute.launch(graph),
-            None => (0..self.kernels).try_for_each(|_| setting.kernels.spin_cycles(self.cycles, compute.raw())),
+    fn launch(&self, setting: &Setting, compute: &Stream) -> Result<Option<Instant>, Failure> {
+        if let Some(graph) = &self.graph {
+            compute.launch(graph)?;
+            return Ok(None);
         }
+        let launch =
+            |kernels: usize| (0..kernels).try_for_each(|_| setting.kernels.spin_cycles(self.cycles, compute.raw()));
+        launch(self.kernels / 2)?;
+        let half = Instant::now();
+        launch(self.kernels - self.kernels / 2)?;
+        Ok(Some(half))
     }
 
     /// The least time that the device took for it.
@@ -185,12 +204,14 @@ fn case(
 ) -> Result<(), Failure> {
     let events = (setting.cuda.timed_event()?, setting.cuda.timed_event()?);
     let mut turns: Vec<Vec<Turn>> = ways.iter().map(|_| Vec::with_capacity(steps)).collect();
+    let (mut random, mut order) = (Random(steps as u64), (0..ways.len()).collect::<Vec<_>>());
     for round in 0..WARM_UP + steps {
         watchdog::alive(name);
-        for (way, turns) in ways.iter_mut().zip(&mut turns) {
-            let turn = turn(setting, compute, way.as_mut(), load, &events)?;
+        random.shuffle(&mut order); // or each way would always have the same one before it
+        for &way in &order {
+            let turn = turn(setting, compute, ways[way].as_mut(), load, &events)?;
             if round >= WARM_UP {
-                turns.push(turn);
+                turns[way].push(turn);
             }
         }
     }
@@ -203,6 +224,8 @@ fn case(
             ("dispatch p50", 9),
             ("dispatch p99", 9),
             ("dispatch - nothing [95 %]", 26),
+            ("in %", 18),
+            ("2nd half, in %", 18),
             ("step p50", 9),
             ("step p99", 9),
             ("step - nothing [95 %]", 26),
@@ -213,13 +236,24 @@ fn case(
     let of = |way: usize, pick: fn(&Turn) -> f64| turns[way].iter().map(pick).collect::<Vec<f64>>();
     for (index, way) in ways.iter().enumerate() {
         let (blocked, dispatch, step) = (of(index, |t| t.blocked), of(index, |t| t.dispatch), of(index, |t| t.step));
+        let more = Difference::between(&of(0, |t| t.dispatch), &dispatch);
+        let percent = more.percent_of(median(&of(0, |t| t.dispatch)));
+        let halves = (of(0, |t| t.second_half), of(index, |t| t.second_half));
+        let half = Difference::between(&halves.0, &halves.1).percent_of(median(&halves.0));
+        if name == TARGET.0 && way.name() == OURS {
+            report.at_most(format!("{name}, {OURS}: dispatch beyond nothing, in %"), percent.median, TARGET.1);
+            let what = format!("{name}, {OURS}: launches while nothing is copied, beyond nothing, in %");
+            report.at_most(what, half.median, TARGET.1);
+        }
         report.row(vec![
             way.name().into(),
             Cell::Figure(median(&blocked), 2),
             Cell::Figure(quantile(&blocked, 0.99), 1),
             Cell::Figure(median(&dispatch), 0),
             Cell::Figure(quantile(&dispatch, 0.99), 0),
-            difference_cell(Difference::between(&of(0, |t| t.dispatch), &dispatch), 0),
+            difference_cell(more, 0),
+            difference_cell(percent, 1),
+            if load.graph.is_some() { Cell::None } else { difference_cell(half, 1) },
             Cell::Figure(median(&step), 0),
             Cell::Figure(quantile(&step, 0.99), 0),
             difference_cell(Difference::between(&of(0, |t| t.step), &step), 0),
@@ -247,7 +281,7 @@ fn turn(
     let t1 = Instant::now();
     // SAFETY: the batch has more than 4 KiB and is held until it is released behind this.
     unsafe { setting.kernels.touch(at, compute.raw())? };
-    load.launch(setting, compute)?;
+    let half = load.launch(setting, compute)?;
     let t2 = Instant::now();
     way.release(compute)?;
     let t3 = Instant::now();
@@ -267,6 +301,7 @@ fn turn(
     Ok(Turn {
         blocked: micros(t1 - t0) + micros(late),
         dispatch: micros(t3 - t0) + micros(late),
+        second_half: half.map_or(f64::NAN, |half| micros(t2 - half)),
         step: micros(t5 - t0),
         idle: (begin.micros_until(end)? - load.busy_us).max(0.0) + micros(t5 - t4),
         cpu: others + feeding,

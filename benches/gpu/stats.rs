@@ -28,6 +28,14 @@ pub struct Difference {
     pub high: f64,
 }
 
+impl Difference {
+    /// In hundredths of a figure.
+    pub fn percent_of(self, whole: f64) -> Difference {
+        let percent = |part: f64| part / whole * 100.0;
+        Difference { median: percent(self.median), low: percent(self.low), high: percent(self.high) }
+    }
+}
+
 const RESAMPLES: usize = 1000;
 
 impl Difference {
@@ -76,6 +84,12 @@ impl Random {
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ (z >> 31)
+    }
+
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for place in (1..items.len()).rev() {
+            items.swap(place, self.below(place + 1));
+        }
     }
 
     pub fn below(&mut self, end: usize) -> usize {

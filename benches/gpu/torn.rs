@@ -3,7 +3,7 @@
 use super::rates::expected;
 use crate::common::{Cell, Report, watchdog};
 use crate::gpu::Setting;
-use crate::gpu::driver::{Cuda, DeviceMemory, Event, Failure, HostMemory, Stream};
+use crate::gpu::driver::{Cuda, DeviceMemory, Failure, HostMemory, Stream};
 use crate::gpu::rows::{Content, Handles, Shape, Writers, stamp};
 use crate::gpu::stats::Random;
 use pinring::{DeviceBatch, DeviceLearner, Feed, Pinning};
@@ -21,10 +21,11 @@ const ROUNDS: [[Shape; 2]; 2] = [
 const DOWNLOADED: u64 = 16;
 const HELD_UP: usize = 8;
 const HELD_UP_US: usize = 500;
-/// Copies that keep the link busy.
+/// Copies that keep the link busy: their bytes, and how many are queued at a time.
 const NOISE_BYTES: usize = 32 << 20;
 const NOISE_QUEUED: usize = 3;
 const CONTROLS: u64 = 20;
+/// How long batches may stay away, and a stop may take.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// One feed, and what was found of its batches.
@@ -107,10 +108,10 @@ fn round(setting: &Setting, report: &mut Report, shapes: [Shape; 2], batches: us
     let threads = setting.number("--writers", 6, 6);
     let fed = |tag: usize| Fed::start(setting.cuda, shapes[tag], tag as u64 + 1, &stream, batches, threads);
     let mut feeds = [fed(0)?, fed(1)?];
-    let noise = Noise::start(setting.cuda)?; // beside it a feed might not start either
+    let noise = Noise::start(setting.cuda)?;
     let mut random = Random(batches as u64);
     let begun = Instant::now();
-    let mut taken = 0;
+    let (mut taken, mut last) = (0, begun);
     while taken < batches {
         watchdog::alive("looking for torn batches");
         let before = taken;
@@ -124,17 +125,28 @@ fn round(setting: &Setting, report: &mut Report, shapes: [Shape; 2], batches: us
                 taken += 1;
             }
         }
-        if taken == before && begun.elapsed() > DEADLINE * 20 {
-            return Err(format!("{taken} of {batches} batches came").into());
+        if taken > before {
+            last = Instant::now();
+        } else if last.elapsed() > DEADLINE {
+            let feeds = feeds.map(|fed| fed.feed.metrics().devices);
+            return Err(format!("{taken} of {batches} batches came, then none for {DEADLINE:?}: {feeds:?}").into());
         }
     }
     stream.synchronize()?;
     let seconds = begun.elapsed().as_secs_f64();
-    noise.end()?; // unregistering waits for every copy of the process, so a feed could not stop beside it
+    let copies = noise.end()?;
     let mut torn = 0;
     for fed in feeds {
         torn += fed.end(report, &stream, seconds)?;
     }
+    report.row(vec![
+        format!("beside them, copies of {:.1} MB by hand", NOISE_BYTES as f64 / 1e6).as_str().into(),
+        copies.into(),
+        Cell::None,
+        Cell::None,
+        Cell::None,
+        Cell::Figure((copies * NOISE_BYTES) as f64 / seconds / 1e9, 2),
+    ]);
     Ok(torn)
 }
 
@@ -233,28 +245,30 @@ impl Fed {
     }
 }
 
-/// A thread whose copies keep the link busy.
+/// A thread whose copies keep the link busy. A few are queued, then waited for: a stream that has a copy queued at every
+/// moment keeps the copy engine for itself, and what other streams copy waits until that one happens to run empty (seen on
+/// an H200: a copy of 1 MB waited from 70 ms to more than 1.5 s, whatever the streams' priorities).
 pub struct Noise {
     over: Arc<AtomicBool>,
-    thread: JoinHandle<Result<(), Failure>>,
+    thread: JoinHandle<Result<usize, Failure>>,
 }
 
 impl Noise {
     pub fn start(cuda: &'static Cuda) -> Result<Noise, Failure> {
         let over = Arc::new(AtomicBool::new(false));
         let (stream, from, to) = (cuda.stream()?, cuda.page_locked(NOISE_BYTES)?, cuda.alloc(NOISE_BYTES)?);
-        let events = (0..NOISE_QUEUED).map(|_| cuda.event()).collect::<Result<Vec<_>, _>>()?;
         let theirs = over.clone();
         let thread = std::thread::spawn(move || {
             cuda.make_current()?;
-            let result = keep_busy(cuda, &theirs, &stream, &from, &to, &events);
-            stream.synchronize()?;
+            let result = keep_busy(cuda, &theirs, &stream, &from, &to);
+            stream.synchronize()?; // also behind an error: the memory goes now
             result
         });
         Ok(Noise { over, thread })
     }
 
-    pub fn end(self) -> Result<(), Failure> {
+    /// Ends it, and says how many copies there were.
+    pub fn end(self) -> Result<usize, Failure> {
         self.over.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| "the thread that keeps the link busy panicked")?
     }
@@ -266,16 +280,15 @@ fn keep_busy(
     stream: &Stream,
     from: &HostMemory,
     to: &DeviceMemory,
-    events: &[Event],
-) -> Result<(), Failure> {
-    for event in events.iter().cycle() {
-        if over.load(Ordering::Relaxed) {
-            break;
+) -> Result<usize, Failure> {
+    let mut copies = 0;
+    while !over.load(Ordering::Relaxed) {
+        for _ in 0..NOISE_QUEUED {
+            // SAFETY: both memories have as many bytes, and live until the stream was waited for.
+            unsafe { cuda.copy_in(to.address, from.as_ptr(), NOISE_BYTES, stream.raw())? };
+            copies += 1;
         }
-        event.synchronize()?; // never recorded: done
-        // SAFETY: both memories have as many bytes, and live until the stream was waited for.
-        unsafe { cuda.copy_in(to.address, from.as_ptr(), NOISE_BYTES, stream.raw())? };
-        event.record(stream.raw())?;
+        stream.synchronize()?;
     }
-    Ok(())
+    Ok(copies)
 }

@@ -320,6 +320,8 @@ impl Way for Feeder {
 /// A feed with writers of its own, one batch a step.
 #[derive(Debug)]
 pub struct Ours {
+    name: &'static str,
+    content: Content,
     feed: Feed,
     learner: Option<DeviceLearner>,
     writers: Option<Writers>,
@@ -330,16 +332,25 @@ pub struct Ours {
 }
 
 impl Ours {
-    pub fn new(shape: Shape, tag: u64, compute: &Stream, threads: usize) -> Result<Ours, Failure> {
+    /// Whose writers write every row in the step (`threads`), or commit what is there (`None`).
+    pub fn new(
+        shape: Shape,
+        name: &'static str,
+        tag: u64,
+        compute: &Stream,
+        threads: Option<usize>,
+    ) -> Result<Ours, Failure> {
         let (sample, handles) = shape.declare();
         let feed = Feed::builder(sample).batch(shape.rows).buffers(3).prefetch(2).device(0);
         let feed = feed.pinning(Pinning::Required).start()?;
         // SAFETY: the stream is one of device 0, and the caller keeps it until `end`.
         let learner = unsafe { feed.learner_on(0, compute.raw().as_pointer())? };
-        let writers = Writers::start(&feed, shape, &handles, tag, threads)?;
-        let column = handles.columns[0];
-        let mut ours =
-            Ours { feed, learner: Some(learner), writers: Some(writers), tag, column, next: None, taken: None };
+        let (writers, content) = match threads {
+            Some(threads) => (Writers::start(&feed, shape, &handles, tag, threads)?, Content::Cached),
+            None => (Writers::wide(&feed, shape, &handles, tag)?, Content::There),
+        };
+        let (learner, writers, column) = (Some(learner), Some(writers), handles.columns[0]);
+        let mut ours = Ours { name, content, feed, learner, writers, tag, column, next: None, taken: None };
         ours.arrive(true)?;
         Ok(ours)
     }
@@ -351,11 +362,11 @@ impl Ours {
 
 impl Way for Ours {
     fn name(&self) -> &'static str {
-        "pinring"
+        self.name
     }
     fn arrive(&mut self, stamped: bool) -> Result<(), Failure> {
         let writers = self.writers.as_ref().ok_or("the writers are gone")?;
-        writers.order(1, if stamped { Content::Stamped } else { Content::Cached });
+        writers.order(1, if stamped { Content::Stamped } else { self.content });
         Ok(())
     }
     fn take(&mut self, _: &Stream) -> Result<u64, Failure> {

@@ -1,6 +1,6 @@
 """Draws the GPU figures: from the folder that gpu-bench.sh wrote, SVG files and the figures they show as JSON.
 
-    python3 scripts/plots/plot.py RESULTS [DOCS]     writes DOCS/dispatch-stall.svg, DOCS/h2d.svg, DOCS/gpu-bench.json
+    python3 scripts/plots/plot.py RESULTS [DOCS]     writes DOCS/{dispatch-stall,publish,sweep,h2d}.svg, DOCS/gpu-bench.json
     python3 scripts/plots/plot.py --selftest         draws made-up results into a temporary folder and checks them
 
 Standard library only. A figure whose file is missing is left out and named; nothing is made up for it.
@@ -8,6 +8,7 @@ Standard library only. A figure whose file is missing is left out and named; not
 
 import json
 import math
+import re
 import sys
 import tempfile
 import xml.etree.ElementTree as xml
@@ -17,6 +18,7 @@ from pathlib import Path
 WIDTH = 860
 INK, FAINT, GRID = "#1f2933", "#616e7c", "#d9dee4"
 COLOURS = {"ours": "#0b7a75", "hand": "#52606d", "bad": "#c0392b", "middle": "#d08a2e"}
+LINES = ("#c0392b", "#d08a2e", "#8a6d3b", "#9b59b6", "#52606d", "#0b7a75", "#3fb8af")
 FONT = 'font-family="system-ui, Segoe UI, Helvetica, Arial, sans-serif"'
 
 
@@ -60,7 +62,7 @@ class Drawing:
 def colour_of(way):
     if way.startswith("pinring"):
         return COLOURS["ours"]
-    if way.startswith("pageable"):
+    if way.startswith("pageable") or way.endswith("pageable memory"):
         return COLOURS["bad"]
     return COLOURS["middle"] if "own thread" in way else COLOURS["hand"]
 
@@ -76,10 +78,10 @@ def rounded_up(value):
 # ---- what the learner's thread loses --------------------------------------------------------------------------
 
 
-def stall_cases(results):
-    """From the results: case, and for each way the time that dispatch takes more than without data."""
+def stall_cases(results, names):
+    """From the results: for each case, and each way in it, the time that dispatch takes more than without data."""
     cases = []
-    for name in ("L500", "L2000", "L10000"):
+    for name in names:
         for table in results.get(f"dispatch_stall.{name}", {}).get("tables", []):
             rows = [
                 {
@@ -91,16 +93,16 @@ def stall_cases(results):
                 }
                 for row in table["rows"]
             ]
-            cases.append({"case": name, "title": table["name"], "rows": rows})
+            cases.append({"case": name, "title": table["name"].split(";")[0], "rows": rows})
     return cases
 
 
-def draw_stall(cases, machine, path):
+def draw_stall(cases, heading, machine, path):
     drawing = Drawing(
-        "What feeding a batch keeps from the learner's thread",
-        "For each way of feeding: how much longer the host takes to dispatch a step, in microseconds, with an interval of 95 %.",
+        heading,
+        "For each way: how much longer the host takes to dispatch a step, in microseconds, with an interval of 95 %.",
     )
-    drawing.text(20, 30, "How much longer dispatch takes when a batch of 34.3 MB arrives each step", 17, weight="600")
+    drawing.text(20, 30, heading, 17, weight="600")
     drawing.text(20, 50, f"µs more than without data, median and 95 % interval; {machine}", 12, colour=FAINT)
     left, right, y = 270, WIDTH - 90, 70
     for case in cases:
@@ -109,8 +111,7 @@ def draw_stall(cases, machine, path):
         end = rounded_up(max(max(row["more_us"]["most"], row["more_us"]["median"]) for row in rows))
         at = lambda value: left + (right - left) * min(max(value, 0.0), end) / end
         y += 24
-        kernels = case["case"].removeprefix("L")
-        drawing.text(20, y, f"L = {int(kernels):,} kernels; {base:,.0f} µs without data", 13, weight="600")
+        drawing.text(20, y, f"{case['title']}; dispatch without data {base:,.0f} µs", 13, weight="600")
         y += 10
         top = y
         for step in range(5):
@@ -129,11 +130,54 @@ def draw_stall(cases, machine, path):
     drawing.save(path)
 
 
+# ---- from launch-bound to GPU-bound --------------------------------------------------------------------------
+
+
+def sweep_points(results):
+    """From the results: for each way, µs of a kernel and how much longer its step takes."""
+    ways = {}
+    for table in results.get("dispatch_stall.sweep", {}).get("tables", []):
+        micros = float(re.search(r"kernels of ([0-9.]+) µs", table["name"]).group(1))
+        for row in table["rows"]:
+            if row["way"] != "nothing":
+                more = row["step - nothing [95 %]"]
+                ways.setdefault(row["way"], []).append({"kernel_us": micros, "step_more_us": more})
+    return ways
+
+
+def draw_sweep(ways, machine, path):
+    heading = "How much longer a step takes, from launch-bound to GPU-bound"
+    drawing = Drawing(heading, "For each way of feeding: µs more than without data, over the length of the 500 kernels.")
+    drawing.text(20, 30, heading, 17, weight="600")
+    drawing.text(20, 50, f"µs more than without data, medians; 500 kernels a step, a batch of 34.3 MB; {machine}", 12, colour=FAINT)
+    points = [point for of_way in ways.values() for point in of_way]
+    low, high = (math.log2(pick(point["kernel_us"] for point in points)) for pick in (min, max))
+    end = rounded_up(max(point["step_more_us"]["median"] for point in points))
+    left, right, top, bottom = 70, WIDTH - 40, 80, 340
+    x = lambda micros: left + (right - left) * (math.log2(micros) - low) / max(high - low, 1e-9)
+    y = lambda more: bottom - (bottom - top) * min(max(more, 0.0), end) / end
+    for step in range(5):
+        drawing.line(left, y(end * step / 4), right, y(end * step / 4))
+        drawing.text(left - 8, y(end * step / 4) + 4, f"{end * step / 4:,.0f}", 11, "end", FAINT)
+    for micros in sorted({point["kernel_us"] for point in points}):
+        drawing.text(x(micros), bottom + 18, f"{micros:g} µs", 11, "middle", FAINT)
+    for index, (way, of_way) in enumerate(ways.items()):
+        colour = LINES[index % len(LINES)]
+        line = sorted((point["kernel_us"], point["step_more_us"]["median"]) for point in of_way)
+        drawing.path([(x(micros), y(more)) for micros, more in line], colour)
+        at, below = 70 + index % 2 * 390, bottom + 40 + index // 2 * 20
+        drawing.box(at, below - 5, 22, 4, colour)
+        drawing.text(at + 30, below, way, 12)
+    drawing.height = bottom + 50 + (len(ways) + 1) // 2 * 20
+    drawing.save(path)
+
+
 # ---- bytes a second ---------------------------------------------------------------------------------------------
 
 SERIES = (
     ("one copy, by hand", "one copy a batch, by hand", COLOURS["hand"]),
-    ("pinring, rows in cache", "pinring", COLOURS["ours"]),
+    ("pinring, rows there", "pinring", COLOURS["ours"]),
+    ("pinring, rows written", "pinring, rows written meanwhile", COLOURS["middle"]),
     ("a copy a leaf, by hand", "one copy a leaf, by hand", COLOURS["bad"]),
 )
 
@@ -179,7 +223,7 @@ def draw_rates(panels, machine, path):
             if points:
                 drawing.path([(x(size), y(rate)) for size, rate in points], colour)
     for index, (_, label, colour) in enumerate(SERIES):
-        at = 60 + index * 250
+        at = 60 + index * 195
         drawing.box(at, bottom + 36, 22, 4, colour)
         drawing.text(at + 30, bottom + 42, label, 12)
     drawing.height = bottom + 62
@@ -187,6 +231,17 @@ def draw_rates(panels, machine, path):
 
 
 # ---- files --------------------------------------------------------------------------------------------------------
+
+
+BARS = (
+    (
+        "dispatch-stall.svg",
+        "dispatch_stall",
+        ("L500", "L2000", "L10000", "graph"),
+        "How much longer dispatch takes when a batch of 34.3 MB arrives each step",
+    ),
+    ("publish.svg", "publish", ("publish",), "How much longer dispatch takes when weights are published each step"),
+)
 
 
 def read(folder):
@@ -205,23 +260,29 @@ def draw(folder, docs):
     label = ", ".join([gpu] + [line.split(" ")[0] for line in machine[:1]])
     docs.mkdir(parents=True, exist_ok=True)
     figures, written = {"host": machine}, []
-    cases = stall_cases(results)
-    if cases:
-        draw_stall(cases, label, docs / "dispatch-stall.svg")
-        written.append("dispatch-stall.svg")
-        figures["dispatch_stall"] = cases
+    for file, key, names, heading in BARS:
+        cases = stall_cases(results, names)
+        if cases:
+            draw_stall(cases, heading, label, docs / file)
+            written.append(file)
+            figures[key] = cases
+    ways = sweep_points(results)
+    if ways:
+        draw_sweep(ways, label, docs / "sweep.svg")
+        written.append("sweep.svg")
+        figures["sweep"] = ways
     panels = {leaves: rate_points(results, leaves) for leaves in (1, 44)}
     panels = {leaves: series for leaves, series in panels.items() if any(series.values())}
     if panels:
         draw_rates(panels, label, docs / "h2d.svg")
         written.append("h2d.svg")
         figures["h2d"] = {str(leaves): series for leaves, series in panels.items()}
-    figures.update({name: results[name] for name in ("peers", "torn", "soak") if name in results})
+    figures.update({name: results[name] for name in ("peers", "devices", "torn", "soak") if name in results})
     if not written:
-        sys.exit(f"{folder} has no results to draw: neither dispatch_stall.L*.json nor h2d.json")
+        sys.exit(f"{folder} has no results to draw: neither dispatch_stall.*.json nor h2d.json")
     text = json.dumps(figures, indent=1, ensure_ascii=False) + "\n"
     (docs / "gpu-bench.json").write_text(text, encoding="utf-8")
-    for missing in {"dispatch-stall.svg", "h2d.svg"} - set(written):
+    for missing in sorted({"sweep.svg", "h2d.svg", *(file for file, *_ in BARS)} - set(written)):
         print(f"left out, since its results are missing: {missing}")
     print(f"{docs}: {', '.join(written)}, gpu-bench.json")
 
@@ -230,7 +291,7 @@ def selftest():
     def spread(median):
         return {"median": median, "least": median * 0.9, "most": median * 1.1}
 
-    ways = {"nothing": 0, "pageable, own thread": 4500, "page-locked, own thread, one copy": 66, "pinring": 3}
+    ways = {"nothing": 0, "pageable, own thread": 4500, "page-locked, own thread, one copy": 66, "pinring, rows there": 3}
     rows = [
         {
             "way": way,
@@ -246,7 +307,8 @@ def selftest():
             "case": f"{size}/{leaves}-leaves",
             "bytes a batch": size,
             "one copy, by hand": spread(55.0),
-            "pinring, rows in cache": spread(54.0),
+            "pinring, rows there": spread(54.0),
+            "pinring, rows written": spread(50.0),
             "a copy a leaf, by hand": None if leaves == 1 else spread(20.0),
         }
         for size in (1 << 16, 1 << 20, 1 << 28)
@@ -254,20 +316,29 @@ def selftest():
     ]
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        for name in ("L500", "L10000"):
-            table = {"tables": [{"name": f"{name}: made up", "rows": rows}]}
+        for name in ("L500", "L10000", "publish"):
+            table = {"tables": [{"name": f"{name}: made up; 3 steps", "rows": rows}]}
             (folder / f"dispatch_stall.{name}.json").write_text(json.dumps(table))
+        tables = [{"name": f"sweep: L=500, kernels of {micros} µs: made up", "rows": rows} for micros in (2, 8, 32)]
+        (folder / "dispatch_stall.sweep.json").write_text(json.dumps({"tables": tables}))
         (folder / "h2d.json").write_text(json.dumps({"tables": [{"name": "made up", "rows": rates}]}))
         (folder / "peers.jsonl").write_text('{"peer": "made up <&>"}\n')
         (folder / "host.txt").write_text("2000-01-01 00:00 UTC\nMade-up GPU, 1, 2\n")
         draw(folder, folder / "docs")
-        for name, words in (("dispatch-stall.svg", "+4,500"), ("h2d.svg", "256 MB")):
+        shown = (
+            ("dispatch-stall.svg", "+4,500"),
+            ("publish.svg", "publish: made up; dispatch without data 2,000 µs"),
+            ("sweep.svg", "32 µs"),
+            ("h2d.svg", "256 MB"),
+        )
+        for name, words in shown:
             drawn = xml.parse(folder / "docs" / name).getroot()
             texts = [element.text for element in drawn.iter() if element.tag.endswith("text")]
             assert words in texts, (name, texts)
             assert any("Made-up GPU, 2000-01-01" in text for text in texts), texts
         figures = json.loads((folder / "docs" / "gpu-bench.json").read_text())
         assert figures["dispatch_stall"][0]["rows"][1]["more_us"]["median"] == 4500, figures
+        assert [point["kernel_us"] for point in figures["sweep"]["pinring, rows there"]] == [2, 8, 32], figures
         assert len(figures["h2d"]["44"]["a copy a leaf, by hand"]) == 3, figures
         assert rounded_up(4950) == 5000 and rounded_up(0) == 1 and rounded_up(54) == 75
     print("ok")

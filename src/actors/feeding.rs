@@ -12,6 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::feeding::Desk;
 use crate::feeding::download::{Downloads, Finished};
 use crate::feeding::feeder::Feeder;
+use crate::feeding::rounds::Seat;
 use crate::gather::Gathering;
 use crate::intake::IntakeGate;
 use crate::layout::SLOT_ALIGN;
@@ -55,6 +56,8 @@ pub(crate) struct FeedingPlan {
     pub(crate) download_bytes: usize,
     pub(crate) search: CudaSearch,
     pub(crate) pinned: bool,
+    /// Its place in the rounds, if batches are dealt by those.
+    pub(crate) seat: Option<Seat>,
 }
 
 #[derive(Debug)]
@@ -145,7 +148,8 @@ impl Feeding {
             common.fail(name, text.clone()); // at once, on whatever thread met it
             supervisor.do_send(Failed { actor: name, text });
         };
-        let desk = Desk::new(device, self.gate.clone(), plan.prefetch, plan.pinned, downloads, Box::new(on_fault));
+        let (gate, seat, on_fault) = (self.gate.clone(), plan.seat.clone(), Box::new(on_fault));
+        let desk = Desk::new(device, gate, plan.prefetch, plan.pinned, downloads, seat, on_fault);
         let desk = Arc::new(desk);
         desk.attend();
         let feeder = Feeder::new(desk.clone()).map_err(cuda)?;

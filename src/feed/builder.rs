@@ -1,7 +1,7 @@
 //! Settings of a feed, their checks, and the start.
 
-use super::Feed;
 use super::gathering::GatherSettings;
+use super::{Feed, replay};
 use crate::actors::feeding::{FEEDING, FeedingPlan};
 use crate::actors::host;
 use crate::actors::pinning::PinPlan;
@@ -9,14 +9,13 @@ use crate::actors::supervisor::{Common, MakeGate, Running, SUPERVISOR, Stop, Sup
 use crate::cuda::types::CudaSearch;
 use crate::episodes::Episodes;
 use crate::error::{Error, ErrorKind, Result};
+use crate::feeding::rounds::{Deal, Rounds};
 use crate::intake::{IntakeConfig, LagGate, WhenFull};
 use crate::layout::{Layout, Place, SLOT_ALIGN};
 use crate::memory::{PinProgress, PinWatch, RingPlan};
 use crate::sample::{Kind, Sample};
-use crate::select::pace::Setting;
 use crate::select::{Pace, Sampler};
 use crate::slots::Slots;
-use crate::store::{Selector, StoreConfig, StorePlan};
 use crate::weights::{Versions, Weights};
 use crate::writer::{buffer_depth, lane_state_bytes};
 use crossbeam_channel::Receiver;
@@ -90,14 +89,6 @@ pub struct Footprint {
 /// So many unread episodes can be kept: their room is taken at the start.
 const MOST_EPISODES: usize = 1 << 20;
 
-/// More threads than this gain nothing: the memory is slower.
-const MOST_THREADS: usize = 64;
-
-/// Threads that fill a batch unless the user says how many.
-fn gather_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, |threads| (threads.get() / 4).clamp(1, 8))
-}
-
 type PinCallback = Box<dyn Fn(&PinProgress) + Send + Sync>;
 
 /// Settings of a feed. Made by [`Feed::builder`].
@@ -116,24 +107,25 @@ type PinCallback = Box<dyn Fn(&PinProgress) + Send + Sync>;
 /// ```
 #[must_use = "a builder does nothing until `start`"]
 pub struct FeedBuilder {
-    sample: Sample,
-    batch: usize,
+    pub(super) sample: Sample,
+    pub(super) batch: usize,
     pub(super) buffers: usize,
-    when_full: WhenFull,
-    lanes: Option<usize>,
-    lockstep: Option<usize>,
-    lag: Option<(Arc<Versions>, u64)>,
+    pub(super) when_full: WhenFull,
+    pub(super) lanes: Option<usize>,
+    pub(super) lockstep: Option<usize>,
+    pub(super) lag: Option<(Arc<Versions>, u64)>,
     seed: Option<u64>,
     pub(super) pinning: Pinning,
     cuda: CudaSearch,
     on_progress: Option<PinCallback>,
     episodes: usize,
     pub(super) devices: Vec<i32>,
-    prefetch: usize,
+    pub(super) prefetch: usize,
+    deal: Deal,
     download_bytes: usize,
     pub(super) replay: Option<(usize, Box<dyn Sampler>)>,
-    pace: Option<Pace>,
-    gather_threads: Option<usize>,
+    pub(super) pace: Option<Pace>,
+    pub(super) gather_threads: Option<usize>,
     pub(super) gather: GatherSettings,
 }
 
@@ -169,6 +161,7 @@ impl Feed {
             episodes: 4096,
             devices: Vec::new(),
             prefetch: 2,
+            deal: Deal::OnDemand,
             download_bytes: 0,
             replay: None,
             pace: None,
@@ -178,7 +171,7 @@ impl Feed {
     }
 }
 
-fn config(text: impl Into<String>) -> Error {
+pub(super) fn config(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Config, text)
 }
 
@@ -270,59 +263,16 @@ impl FeedBuilder {
         self
     }
 
+    /// In what order batches go to several devices. Default: to whichever has a buffer first.
+    pub fn deal(mut self, deal: Deal) -> Self {
+        self.deal = deal;
+        self
+    }
+
     /// Room for [`DeviceLearner::download`](crate::DeviceLearner::download) of up to `bytes` bytes from each device: two
     /// stages on the device and two buffers on the host, page-locked if the ring is. Default: none.
     pub fn downloads(mut self, bytes: usize) -> Self {
         self.download_bytes = bytes;
-        self
-    }
-
-    /// Keeps the last `capacity` steps in a store and fills batches with samples of it, as `sampler` chooses them; the
-    /// sample is then a [`Sample::transition`] or a [`Sample::sequence`]. The store lies in the ring, page-locked if the ring
-    /// is, and each step is in it once. Within episodes an ended one takes a record more, for its final observation. Without
-    /// this a feed delivers each sample once, in the order of writing. [`lanes`](FeedBuilder::lanes) must be given.
-    ///
-    /// ```
-    /// # use pinring::*;
-    /// # fn main() -> Result<()> {
-    /// let mut step = Step::new();
-    /// let obs = step.observation::<f32>("obs", &[4]);
-    /// let reward = step.leaf::<f32>("reward", &[]);
-    /// let mut sample = Sample::transition(step, 1, 0.99);
-    /// let (now, then) = (sample.at(obs, 0), sample.next(obs));
-    /// let (ret, discount) = (sample.n_step_return(reward), sample.discount());
-    /// let feed = Feed::builder(sample).batch(32).lanes(1).replay(10_000, Uniform::new()).start()?;
-    /// let (mut writer, learner) = (feed.writer(1)?, feed.learner()?);
-    /// for t in 0..100 {
-    ///     let mut s = writer.step()?;
-    ///     s.put(obs, &[t as f32; 4])?;
-    ///     s.put(reward, &[1.0])?;
-    ///     s.commit()?;
-    /// }
-    /// let batch = learner.next_batch()?;
-    /// assert_eq!(batch.view(now).shape(), [32, 4]);
-    /// assert_eq!(batch.slice(then)[0], batch.slice(now)[0] + 1.0);
-    /// assert_eq!((batch.slice(ret)[0], batch.slice(discount)[0]), (1.0, 0.99));
-    /// # Ok(()) }
-    /// ```
-    pub fn replay(mut self, capacity: usize, sampler: impl Sampler + 'static) -> Self {
-        self.replay = Some((capacity, Box::new(sampler)));
-        self
-    }
-
-    /// How many rows are sampled for each step that is written, and from how many samples on. Only with
-    /// [`replay`](FeedBuilder::replay). Default: both sides go as fast as they can, the learner from as many samples on as a
-    /// batch has rows (or as the store is sure to hold, if that is less). A pace's min size counts samples too, and stands
-    /// instead of that: with less than a batch, rows are drawn several times.
-    pub fn pace(mut self, pace: Pace) -> Self {
-        self.pace = Some(pace);
-        self
-    }
-
-    /// Threads that fill a sampled batch, the sampling thread included; batches below 256 KiB are filled by that alone.
-    /// Default: a quarter of the machine's, at most 8.
-    pub fn gather_threads(mut self, threads: usize) -> Self {
-        self.gather_threads = Some(threads);
         self
     }
 
@@ -407,26 +357,10 @@ impl FeedBuilder {
                 config(format!("the operating system gave no seed ({error}): give one with `.seed`"))
             })?,
         };
-        let (buffers, ahead) = (self.buffers, self.buffers + self.devices.len() * self.prefetch);
-        let store = self.store_plan(&layout)?.zip(self.replay.take());
-        let store = store.map(|(size, (_, sampler))| {
-            let times = sampler.most_times();
-            let selector = Selector::new(sampler, size.steps(), seed);
-            let selector = selector.map_err(|error| Error::from_source(ErrorKind::Config, error))?;
-            let setting = Setting {
-                capacity: size.most_items() as u64,
-                batch: self.batch as u64,
-                ahead: ahead as u64,
-                lanes: size.lanes as u64,
-                times,
-            };
-            let pacer = self.pace.unwrap_or_default().pacer(setting);
-            let pacer = pacer.map_err(|error| Error::from_source(ErrorKind::Config, error))?;
-            Ok::<_, Error>(StoreConfig::new(size, &layout, selector, pacer, self.pace.is_some())?)
-        });
-        let store = store.transpose()?;
+        let buffers = self.buffers;
+        let gather_threads = self.gather_threads.unwrap_or_else(replay::gather_threads);
+        let store = self.store_config(&layout, seed)?;
         let gathering = store.as_ref().map(|store| self.gathering(&layout, store)).transpose()?;
-        let gather_threads = self.gather_threads.unwrap_or_else(gather_threads);
         let lag = self.lag.map(|(versions, lag)| {
             if self.lockstep.is_some() {
                 versions.keep_at_least(lag.saturating_add(1));
@@ -449,6 +383,10 @@ impl FeedBuilder {
         });
         let watch = PinWatch::new(self.on_progress);
         let pinned = self.pinning == Pinning::Required;
+        let seats = match self.deal {
+            Deal::OnDemand => Vec::new(),
+            Deal::Rounds => Rounds::seats(self.devices.len()),
+        };
         let plan_of = |(index, &ordinal): (usize, &i32)| FeedingPlan {
             index,
             ordinal,
@@ -456,6 +394,7 @@ impl FeedBuilder {
             download_bytes: self.download_bytes,
             search: self.cuda.clone(),
             pinned,
+            seat: seats.get(index).cloned(),
         };
         let devices = self.devices.iter().enumerate().map(plan_of).collect();
         let first_device = self.devices.first().copied();
@@ -499,7 +438,7 @@ impl FeedBuilder {
             (steps, "unroll", most),
             (self.episodes, "episodes", MOST_EPISODES),
             (capacity, "replay", most),
-            (threads.unwrap_or(1), "gather_threads", MOST_THREADS),
+            (threads.unwrap_or(1), "gather_threads", replay::MOST_THREADS),
         ] {
             if count > most {
                 return Err(config(format!("`{verb}({count})` is too large: at most {most}")));
@@ -515,6 +454,9 @@ impl FeedBuilder {
         }
         if !self.devices.is_empty() && self.prefetch == 0 {
             return Err(config("a device without a buffer can be fed nothing: give `.prefetch` at least 1"));
+        }
+        if self.deal == Deal::Rounds && self.devices.is_empty() {
+            return Err(config("rounds are dealt to devices, and the feed has none: attach them with `.device`"));
         }
         if self.lanes == Some(0) || self.lockstep == Some(0) {
             return Err(config("0 lanes write nothing: give `.lanes` or `.lockstep` at least 1"));
@@ -543,60 +485,6 @@ impl FeedBuilder {
         self.check_replay()?;
         self.check_gather()?;
         Ok(Layout::new(&self.sample, self.batch)?)
-    }
-
-    fn check_replay(&self) -> Result<()> {
-        let Some((capacity, _)) = &self.replay else {
-            return match (self.sample.kind.is_replayed(), self.pace, self.gather_threads) {
-                (true, ..) => Err(config(
-                    "transitions and sequences are sampled from stored steps: give `.replay(steps, sampler)`, or use \
-                     `Sample::step` or `Sample::unroll` for a feed that keeps none",
-                )),
-                (_, None, None) => Ok(()),
-                _ => Err(config("`.pace` and `.gather_threads` are of stored steps: give `.replay(steps, sampler)`")),
-            };
-        };
-        if !self.sample.kind.is_replayed() {
-            return Err(config(
-                "a replay feed samples stored steps: use `Sample::transition` or `Sample::sequence` (of length 1 for single \
-                 steps)",
-            ));
-        }
-        if *capacity == 0 || self.gather_threads == Some(0) {
-            let what = if *capacity == 0 { "a store of 0 steps holds" } else { "0 threads fill" };
-            return Err(config(format!("{what} nothing: give `.replay` and `.gather_threads` at least 1")));
-        }
-        if self.lanes.is_none() {
-            return Err(config(
-                "a replay feed must know its lanes, each of which has an open chunk: give `.lanes(most)`",
-            ));
-        }
-        if self.lockstep.is_some() || self.lag.is_some() {
-            return Err(config(
-                "`.lockstep` and `.max_policy_lag` order batches by their writing, but a replay feed samples: use `.pace`",
-            ));
-        }
-        if self.when_full == WhenFull::DropNewest {
-            return Err(config(
-                "a store overwrites its oldest steps and is never full: `DropNewest` has no meaning here",
-            ));
-        }
-        Ok(())
-    }
-
-    /// The store's size, checked: `None` without one.
-    fn store_plan(&self, layout: &Layout) -> Result<Option<StorePlan>> {
-        let (Some((capacity, _)), Some(lanes)) = (&self.replay, self.lanes) else { return Ok(None) };
-        let plan = StorePlan::new(layout, *capacity, lanes)?;
-        let needs = plan.reach().saturating_mul(lanes);
-        if *capacity < needs {
-            return Err(config(format!(
-                "a store of {capacity} steps is too small: a sample's windows reach over {} steps of one lane, and with {lanes} \
-                 lanes it is overwritten before it is whole; give `.replay` at least {needs}, or fewer `.lanes`",
-                plan.reach()
-            )));
-        }
-        Ok(Some(plan))
     }
 }
 

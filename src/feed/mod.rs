@@ -4,6 +4,7 @@
 
 mod builder;
 mod gathering;
+mod replay;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 
@@ -16,6 +17,7 @@ use crate::error::{Closed, Error, ErrorKind, Fault, Result};
 use crate::feeding::Desk;
 use crate::feeding::copy::DeviceCopier;
 use crate::feeding::learner::DeviceLearner;
+use crate::feeding::rounds::Seat;
 use crate::gather::Gathering;
 use crate::intake::{IntakeGate, NoSeat};
 use crate::keys::Keys;
@@ -98,7 +100,8 @@ pub struct Feed {
 pub struct StopReport {
     /// Committed rows of batches that were not full.
     pub partial_rows: u64,
-    /// Rows of sealed batches that the learner did not take.
+    /// Rows of sealed batches that the learner did not take. By [rounds](crate::Deal::Rounds) those of a last round for which
+    /// there were not enough batches are among them; those of a round that has begun are not, since they are still given.
     pub untaken_rows: u64,
     /// Batches and open steps still in the user's hands. The last of them unmaps the ring, on the thread that drops it.
     pub still_out: usize,
@@ -176,10 +179,16 @@ impl Feed {
     /// The learner's end, once.
     ///
     /// # Errors
-    /// [`ErrorKind::Misuse`] the second time; or why the feed is closed.
+    /// [`ErrorKind::Misuse`] the second time, and of a feed [by rounds](crate::Deal::Rounds); or why the feed is closed.
     pub fn learner(&self) -> Result<Learner> {
         if let Some(closed @ (Closed::Stopped | Closed::Fault(_))) = self.gate.closed() {
             return Err(closed.into());
+        }
+        if self.desks.iter().any(|desk| desk.seat.is_some()) {
+            return Err(Error::new(
+                ErrorKind::Misuse,
+                "this feed deals its batches to its devices by rounds, so that none is left for the host: use `learner_on`,                  or deal on demand",
+            ));
         }
         self.gather_for_host()?;
         if self.learner_taken.swap(true, Ordering::Relaxed) {
@@ -196,7 +205,7 @@ impl Feed {
     /// The learner's end on a device that the feed was built with, once for each: `stream` is the one that will use its
     /// batches (a `CUstream` or `cudaStream_t`; 0, 1 and 2 are the default streams, as in CUDA). Every wait for a batch
     /// and every release is ordered on it. Where several devices have a learner, each batch goes to the first that has
-    /// a free buffer.
+    /// a free buffer, or they are dealt [by rounds](crate::Deal::Rounds).
     ///
     /// # Errors
     /// [`ErrorKind::Misuse`] for a device that the feed was not built with, and the second time; or why the feed is
@@ -210,6 +219,9 @@ impl Feed {
             return Err(over.clone().into());
         }
         let desk = self.desk(device)?;
+        if let Some(closed) = desk.seat.as_ref().and_then(Seat::closed) {
+            return Err(closed.into());
+        }
         if !desk.want() {
             return Err(Error::new(ErrorKind::Misuse, format!("the learner on device {device} was taken already")));
         }
@@ -262,7 +274,10 @@ impl Feed {
     /// [`ErrorKind::Misuse`] without a replay store.
     pub fn clear(&self) -> Result<()> {
         self.store("clear")?.clear();
-        self.gate.discard_waiting();
+        // Where devices have their turns, every batch that has a number is somebody's.
+        if self.desks.iter().all(|desk| desk.seat.is_none()) {
+            self.gate.discard_waiting();
+        }
         Ok(())
     }
 

@@ -28,6 +28,8 @@ pub(crate) struct Buffer {
     /// Recorded behind the last copy into the buffer.
     pub(crate) filled: Option<Arc<Event>>,
     pub(crate) records: Vec<RowRecord>,
+    /// Whether a sampler's pass ended with the batch in it.
+    pub(crate) ends_pass: bool,
 }
 
 impl Buffer {
@@ -67,7 +69,7 @@ pub struct DeviceBatch {
 pub(super) struct Counts {
     pub(super) rows: usize,
     pub(super) sequence: u64,
-    pub(super) ends_pass: bool,
+    pub(super) round: Option<u64>,
 }
 
 /// Where a column of a device batch lies.
@@ -117,12 +119,17 @@ impl DeviceBatch {
 
     /// Whether a pass over the store's samples ended with this batch: as [`Batch::ends_pass`](crate::Batch::ends_pass).
     pub fn ends_pass(&self) -> bool {
-        self.counts.ends_pass
+        self.buffer().ends_pass
     }
 
     /// Where the rows came from: as [`Batch::keys`](crate::Batch::keys).
     pub fn keys(&self) -> Keys {
         Keys::new(&self.desk().gate, self.buffer().records.iter().copied())
+    }
+
+    /// The round that it is of, from 0, the same on every device; `None` where batches are dealt on demand.
+    pub fn round(&self) -> Option<u64> {
+        self.counts.round
     }
 
     /// The ordinal of the device.

@@ -2,6 +2,7 @@
 
 use super::batch::Buffer;
 use super::download::Downloads;
+use super::rounds::Seat;
 use crate::batch::SharedBatch;
 use crate::cuda::device::{Device, Event};
 use crate::cuda::types::CudaError;
@@ -27,7 +28,6 @@ pub(crate) struct Ready {
     pub(crate) rows: usize,
     pub(crate) sequence: u64,
     pub(crate) sealed: Instant,
-    pub(crate) ends_pass: bool,
 }
 
 /// Host memory that a queued copy still reads, and the event that says when it is over.
@@ -74,6 +74,8 @@ pub(crate) struct Desk {
     /// Batches that the learner ever took.
     pub(crate) batches_taken: AtomicU64,
     pub(crate) downloads: Option<Downloads>,
+    /// Where batches are dealt by rounds.
+    pub(crate) seat: Option<Seat>,
     returned: Mutex<Vec<Buffer>>,
     inbox: Mutex<Vec<Flight>>,
     events: Mutex<Vec<Arc<Event>>>,
@@ -109,6 +111,7 @@ impl Desk {
         buffers: usize,
         pinned: bool,
         downloads: Option<Downloads>,
+        seat: Option<Seat>,
         on_fault: Box<dyn Fn(String) + Send + Sync>,
     ) -> Desk {
         Desk {
@@ -120,6 +123,7 @@ impl Desk {
             held: AtomicUsize::new(0),
             batches_taken: AtomicU64::new(0),
             downloads,
+            seat,
             returned: Mutex::default(),
             inbox: Mutex::default(),
             events: Mutex::default(),
@@ -141,6 +145,7 @@ impl Desk {
     /// The calling thread is the feeding thread.
     pub(crate) fn attend(self: &Arc<Self>) {
         let _ = self.feeder.set(std::thread::current());
+        self.seat.iter().for_each(|seat| seat.take(self));
         self.gate.wake_at_close(Waker::from(Arc::new(AtClose(Arc::downgrade(self)))));
     }
 
@@ -161,21 +166,45 @@ impl Desk {
         first
     }
 
-    /// The learner is gone: other learners get the batches that were not copied to this device yet.
+    /// The learner is gone: other learners get the batches that were not copied to this device yet. By rounds there are no
+    /// further ones.
     pub(crate) fn learner_gone(&self) {
         self.wanted.store(false, Ordering::Release); // SYNC: pairs with the Acquire in `is_wanted`
+        if let Some(seat) = &self.seat {
+            seat.close(Closed::LearnerGone);
+            self.gate.close(Closed::LearnerGone);
+        }
         self.withdraw(Closed::LearnerGone);
+        self.gate.learner_gone();
     }
 
     /// Nobody takes a device batch any more, and whoever waits for one hears why. On any thread: the feeding thread may
     /// be stuck in a call.
     fn withdraw(&self, reason: Closed) {
         let (untaken, wakes) = self.ready.close(reason);
-        for untaken in untaken {
-            self.gate.count_untaken(untaken.rows as u64);
-            self.give_back(untaken.buffer);
-        }
+        untaken.into_iter().for_each(|ready| self.take_back(ready));
         self.ready.wake(wakes); // last: a waker may panic, or never return
+    }
+
+    /// Hands a copied batch over. Given back if nobody takes any more.
+    pub(crate) fn put(&self, ready: Ready) -> Result<(), Ready> {
+        let mut ready = Some(ready);
+        match self.ready.put(|_| ready.take().expect("made once")) {
+            Some(wakes) => self.ready.wake(wakes),
+            None => return ready.map_or(Ok(()), Err),
+        }
+        Ok(())
+    }
+
+    /// A copied batch that no learner gets.
+    pub(crate) fn take_back(&self, ready: Ready) {
+        self.gate.count_untaken(ready.rows as u64);
+        self.give_back(ready.buffer);
+    }
+
+    /// Whether this device may take the batch of that number.
+    pub(crate) fn is_mine(&self, sequence: u64) -> bool {
+        self.seat.as_ref().is_none_or(|seat| seat.is_mine(sequence))
     }
 
     pub(crate) fn is_wanted(&self) -> bool {
@@ -285,6 +314,7 @@ impl Desk {
             batches: self.copies.load(Ordering::Relaxed),
             gathered: self.gathers.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),
+            batches_taken: self.batches_taken.load(Ordering::Relaxed),
             batches_waiting: self.ready.len(),
             batches_held: self.held.load(Ordering::Relaxed),
             copies_in_flight: self.in_flight.load(Ordering::Relaxed),
@@ -322,8 +352,10 @@ struct AtClose(Weak<Desk>);
 impl Wake for AtClose {
     fn wake(self: Arc<Self>) {
         let Some(desk) = self.0.upgrade() else { return };
-        if let Err(reason) = desk.check_open() {
-            desk.withdraw(reason);
+        match (desk.check_open(), &desk.seat) {
+            (Ok(()), _) => {}
+            (Err(reason), None) => desk.withdraw(reason),
+            (Err(reason), Some(seat)) => seat.close(reason),
         }
         desk.call();
     }

@@ -2,6 +2,7 @@
 
 use super::batch::Buffer;
 use super::desk::{Desk, Flight, Ready, Source};
+use super::rounds::Seat;
 use crate::cuda::device::Stream;
 use crate::cuda::types::CudaError;
 use crate::error::Closed;
@@ -67,7 +68,15 @@ impl Feeder {
         let buffer = |_| {
             let (memory, released) = (device.alloc(bytes)?, device.event()?);
             let table = table_bytes.map(|bytes| device.alloc(bytes)).transpose()?;
-            Ok(Buffer { memory, table, released, recorded: false, filled: None, records: Vec::with_capacity(rows) })
+            Ok(Buffer {
+                memory,
+                table,
+                released,
+                recorded: false,
+                filled: None,
+                records: Vec::with_capacity(rows),
+                ends_pass: false,
+            })
         };
         let free = (0..desk.buffers).map(buffer).collect::<Result<_, CudaError>>()?;
         let kernel = kernel.map(|(kernel, _)| kernel);
@@ -117,7 +126,9 @@ impl Feeder {
         let landed = self.land()? | self.release()?;
         let downloading = self.download()?;
         let (issued, starving) = self.take()?;
-        let watched = !self.in_flight.is_empty() || !self.releasing.is_empty();
+        // A gather is begun when a buffer is back, so it is this thread that looks for that, before there is any batch.
+        let lent = self.gathers() && self.free.len() + self.releasing.len() < self.desk.buffers;
+        let watched = !self.in_flight.is_empty() || !self.releasing.is_empty() || lent;
         Ok(match (landed || issued, downloading || starving || watched) {
             (true, _) => Did::Something,
             (false, true) => Did::Watch,
@@ -167,17 +178,32 @@ impl Feeder {
             return Ok((false, false));
         }
         if let Some(Closed::Ended | Closed::LaneGone { .. }) = self.desk.gate.batches.exhausted() {
-            self.desk.ready.wake(self.desk.ready.end(Closed::Ended));
+            match &self.desk.seat {
+                None => self.desk.ready.wake(self.desk.ready.end(Closed::Ended)),
+                Some(seat) => seat.end(),
+            }
             return Ok((false, false));
         }
-        let Some(buffer) = self.usable()? else { return Ok((false, self.desk.gate.batches.len() > 0)) };
+        if !self.is_next() {
+            return Ok((false, false));
+        }
+        let Some(buffer) = self.usable()? else { return Ok((false, true)) };
         match self.desk.gate.batches.take(Patience::None, &mut Spin::default()) {
-            Ok(Some(sealed)) => self.issue(sealed, buffer).map(|()| (true, false)),
+            Ok(Some(sealed)) => {
+                self.desk.seat.iter().for_each(Seat::pass_on);
+                self.issue(sealed, buffer).map(|()| (true, false))
+            }
             Ok(None) | Err(_) => {
                 self.free.push_front(buffer);
                 Ok((false, false))
             }
         }
+    }
+
+    /// Whether a batch lies there for this device. By rounds nobody else takes that one.
+    fn is_next(&self) -> bool {
+        let desk = &self.desk;
+        desk.gate.batches.peek(|sealed| desk.is_mine(sealed.sequence)).unwrap_or(false)
     }
 
     /// A buffer that the next copy may go to. From page-locked memory the copy waits for the buffer's release on the
@@ -202,6 +228,7 @@ impl Feeder {
         }
         let (desk, stream) = (&self.desk, self.stream.raw());
         let slots = &desk.gate.slots;
+        buffer.ends_pass = ends_pass;
         buffer.records.clear();
         // SAFETY: the slot is sealed and its lease is here (invariant 2).
         buffer.records.extend((0..rows).map(|row| unsafe { slots.record(lease.slot, row) }));
@@ -244,17 +271,13 @@ impl Feeder {
         desk.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         self.in_flight.push_back(Flight { source, done: ready.clone() });
         desk.in_flight.store(self.in_flight.len(), Ordering::Relaxed);
-        let mut parts = Some((buffer, ready));
-        let put = desk.ready.put(|_| {
-            let (buffer, ready) = parts.take().expect("made once");
-            Ready { buffer, ready, rows, sequence, sealed, ends_pass }
-        });
-        match put {
-            Some(wakes) => desk.ready.wake(wakes),
-            None => {
-                self.free.extend(parts.map(|(buffer, _)| buffer)); // closed in between, or the learner is gone
-                desk.gate.count_untaken(rows as u64);
-            }
+        let ready = Ready { buffer, ready, rows, sequence, sealed };
+        let put = match &desk.seat {
+            None => desk.put(ready),
+            Some(seat) => seat.put(ready),
+        };
+        if let Err(ready) = put {
+            desk.take_back(ready); // closed in between, or the learner is gone
         }
         Ok(())
     }
@@ -300,14 +323,14 @@ impl Feeder {
 
     /// Sleeps: for the polling time if `watching`, else until a batch comes or somebody calls. Nobody is missed: a call
     /// that came since the last look has left its mark on this thread, which then does not sleep; and a batch that came
-    /// is seen by `register`.
+    /// is seen by `register`. Where that batch is another device's, whose feeding thread takes it calls this one.
     fn rest(&mut self, waker: &Waker, watching: bool) {
         let batches = &self.desk.gate.batches;
         let registered = if self.desk.is_wanted() { batches.register(waker) } else { None };
         if watching {
             std::thread::park_timeout(self.poll);
             self.poll = (self.poll * 2).min(POLL.1);
-        } else if registered.is_some() || !self.desk.is_wanted() || batches.len() == 0 {
+        } else if registered.is_some() || !self.desk.is_wanted() || !self.is_next() {
             std::thread::park();
         }
         registered.into_iter().for_each(|id| batches.forget(id));

@@ -23,7 +23,8 @@ const LOOK: Duration = Duration::from_millis(2);
 
 /// Takes batches on a device. Made by [`Feed::learner_on`](crate::Feed::learner_on), which names the stream that uses
 /// them; every wait and every release is ordered on that stream, so none can be forgotten. Dropped, it leaves further
-/// batches to the other learners; those that were copied for it and not taken are lost, and counted as dropped.
+/// batches to the other learners (by [rounds](crate::Deal::Rounds): it ends them all); those that were copied for it and not
+/// taken are lost, and counted as dropped.
 ///
 /// ```no_run
 /// # use pinring::*;
@@ -157,11 +158,22 @@ impl DeviceLearner {
 
     fn take(&self, patience: Patience) -> Result<Option<DeviceBatch>, NextError> {
         let (side, desk) = (&self.side, &self.side.desk);
-        desk.check_open()?;
+        match &desk.seat {
+            None => desk.check_open()?,
+            Some(_) => desk.check_process()?, // a round that has begun is given behind the close too
+        }
         side.check_thread()?;
         side.check_capture()?;
         let Some(taken) = self.await_batch(patience)? else { return Ok(None) };
-        let Ready { buffer, ready, rows, sequence, sealed, ends_pass } = taken;
+        let round = desk.seat.as_ref().map(|seat| (seat, seat.round(taken.sequence)));
+        if let Some((seat, round)) = round
+            && let Err(reason) = seat.begin(round)
+        {
+            desk.take_back(taken);
+            return Err(reason.into());
+        }
+        let round = round.map(|(_, round)| round);
+        let Ready { buffer, ready, rows, sequence, sealed } = taken;
         // SAFETY: the learner's stream lives; the event is recorded, since the batch was handed over after that.
         if let Err(error) = unsafe { desk.device.wait(side.stream, &ready) } {
             desk.gate.count_untaken(rows as u64);
@@ -180,7 +192,7 @@ impl DeviceLearner {
         }
         desk.batches_taken.fetch_add(1, Ordering::Relaxed);
         desk.held.fetch_add(1, Ordering::Relaxed);
-        let counts = Counts { rows, sequence, ends_pass };
+        let counts = Counts { rows, sequence, round };
         Ok(Some(DeviceBatch::new(self.side.clone(), buffer, ready, counts)))
     }
 
@@ -206,7 +218,6 @@ impl Drop for DeviceLearner {
         let desk = &self.side.desk;
         if !desk.gate.is_inherited() {
             desk.learner_gone();
-            desk.gate.learner_gone();
         }
     }
 }

@@ -11,6 +11,7 @@ pub(crate) mod desk;
 pub(crate) mod download;
 pub(crate) mod feeder;
 pub(crate) mod learner;
+pub(crate) mod rounds;
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests;

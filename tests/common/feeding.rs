@@ -120,7 +120,7 @@ pub fn assert_devices_are_clean(fake: &Fake, users_streams: usize) {
     assert_eq!(fake.live_allocations(), []);
     assert_eq!(fake.live_events(), []);
     assert_eq!(fake.live_streams().len(), users_streams, "{:?}", fake.live_streams());
-    assert_eq!([0, 1].map(|device| fake.retained(device)), [0, 0], "primary contexts");
+    assert_eq!([0, 1, 2].map(|device| fake.retained(device)), [0; 3], "primary contexts");
 }
 
 /// Waits until `done`, and fails with `what` if that does not come.
@@ -264,6 +264,42 @@ pub fn batches_arrive_whole(
     assert_eq!((report.quarantined_slots, report.threads_given_up.len()), (0, 0));
     let idle = |device: &DeviceMetrics| device.copies_in_flight == 0 && device.quarantined_buffers == 0;
     assert!(numbered.feed.metrics().devices.iter().all(idle));
+}
+
+/// Every batch arrives whole on the device whose turn it is, round by round.
+pub fn rounds_arrive_whole(
+    search: &CudaSearch,
+    pinning: Pinning,
+    devices: i32,
+    (rows, row_words): (usize, usize),
+    rounds: usize,
+) {
+    let _watchdog = Watchdog::new("rounds_arrive_whole", DEADLINE * 4);
+    let attach = |builder: FeedBuilder| (0..devices).fold(builder.pinning(pinning).buffers(4), FeedBuilder::device);
+    let attach = |builder: FeedBuilder| attach(builder).deal(Deal::Rounds);
+    let numbered = Numbered::start(1, search, rows, row_words, attach).unwrap();
+    let writer = numbered.feed.writer(1).unwrap();
+    let step = devices as usize;
+    std::thread::scope(|scope| {
+        for device in 0..devices {
+            let learner = learner_on(&numbered.feed, device, LEGACY).unwrap();
+            let numbered = &numbered;
+            scope.spawn(move || {
+                let seen = numbered.take_all(device, learner);
+                assert!(seen.into_iter().eq((device as u64..).step_by(step).take(rounds)), "device {device}");
+            });
+        }
+        numbered.write(writer, rounds * step).unwrap();
+    });
+    let metrics = numbered.feed.metrics();
+    for device in &metrics.devices {
+        assert_eq!(
+            (device.batches, device.batches_taken, device.downloads),
+            (rounds as u64, rounds as u64, rounds as u64)
+        );
+    }
+    let report = numbered.feed.stop(DEADLINE).unwrap();
+    assert_eq!((report.dropped_rows(), report.still_out, report.fault), (0, 0, None));
 }
 
 fn slot_bytes(numbered: &Numbered) -> u64 {
