@@ -9,193 +9,21 @@ mod common;
 mod feeding;
 #[path = "common/life.rs"]
 mod life;
+#[path = "common/mapped.rs"]
+mod mapped;
 
-use common::fake::Fake;
 use feeding::{DEADLINE, assert_devices_are_clean, fake, learner_on, search, until};
 use life::alone;
+use mapped::{Case, FRAME, Kind, LANES, ROWS};
 use pinring::*;
 use std::time::Duration;
-
-/// What a case reads of its store.
-struct Case {
-    sample: Sample,
-    frame: Leaf<u8>,
-    state: Leaf<f32>,
-    action: Leaf<i64>,
-    reward: Leaf<f32>,
-    /// Names and bytes of the columns, checked in this order.
-    columns: Vec<ColumnInfo>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    /// n-step transitions with two stacks of frames.
-    Stacks,
-    /// A row that is a few bytes.
-    Flat,
-    Sequences {
-        time_major: bool,
-    },
-}
-
-const ROWS: usize = 32;
-const LANES: usize = 3;
-const FRAME: usize = 37;
-
-impl Case {
-    fn new(kind: Kind) -> Case {
-        let mut step = Step::new();
-        let frame = step.observation::<u8>("frame", &[FRAME]);
-        let state = step.observation::<f32>("state", &[9]);
-        let (action, reward) = (step.leaf::<i64>("action", &[]), step.leaf::<f32>("reward", &[]));
-        let mut sample = match kind {
-            Kind::Stacks | Kind::Flat => Sample::transition(step, 3, 0.99),
-            Kind::Sequences { .. } => Sample::sequence(step, 7, 2),
-        };
-        match kind {
-            Kind::Stacks => {
-                sample.discount();
-                sample.window(frame, -3..1, Pad::Repeat);
-                sample.next_window(frame, -3..1, Pad::Zeros);
-                sample.at(action, 0);
-                sample.n_step_return(reward);
-                sample.weight();
-            }
-            Kind::Flat => {
-                sample.at(state, 0);
-                sample.next(state);
-                sample.n_step_return(reward);
-                sample.terminated();
-                sample.policy_version();
-            }
-            Kind::Sequences { time_major } => {
-                if time_major {
-                    sample.time_major();
-                }
-                sample.window(frame, -3..8, Pad::Zeros);
-                sample.all(action);
-                sample.mask();
-                sample.all(state);
-                sample.terminated();
-            }
-        }
-        Case { sample, frame, state, action, reward, columns: Vec::new() }
-    }
-
-    fn builder(&self, fake: &Fake) -> FeedBuilder {
-        let builder = Feed::builder(self.sample.clone()).batch(ROWS).buffers(3).lanes(LANES).seed(11);
-        let builder = builder.replay(600, Prioritized::new(0.6, 0.4));
-        builder.pinning(Pinning::Required).cuda(search(fake)).device(0)
-    }
-
-    /// Columns, and how many samples there are once everything is written.
-    fn look(&mut self, fake: &Fake) -> u64 {
-        let feed = self.builder(fake).gather(Gather::Cpu).start().unwrap();
-        self.columns = feed.columns();
-        let _writer = self.write(&feed).unwrap();
-        feed.metrics().stored_samples as u64
-    }
-
-    /// 200 steps a lane, with episodes that end in each of three ways.
-    fn write(&self, feed: &Feed) -> Result<Writer> {
-        let mut writer = feed.writer(LANES)?;
-        for t in 0..200usize {
-            let mut s = writer.step()?;
-            let byte = |i: usize| (t * 31 + i * 7 + i / FRAME * 13) as u8;
-            s.put(self.frame, &(0..FRAME * LANES).map(byte).collect::<Vec<_>>()).unwrap();
-            s.put(self.state, &(0..9 * LANES).map(|i| (t * 100 + i) as f32 / 3.0).collect::<Vec<_>>()).unwrap();
-            s.put(self.action, &[t as i64, -(t as i64), 1 << 40]).unwrap();
-            s.put(self.reward, &[0.1 * t as f32, 1.0 / (t + 1) as f32, 1e-3]).unwrap();
-            for lane in 0..LANES {
-                s.priority(lane, 1.0 + (t % 7) as f32).unwrap();
-                let last = (vec![200 + lane as u8; FRAME], vec![-1.0f32; 9]);
-                if (t + lane * 5) % 23 == 22 {
-                    let end = if t % 2 == 0 { End::Terminated } else { End::Truncated };
-                    s.end(lane, end).put(self.frame, &last.0).unwrap().put(self.state, &last.1).unwrap();
-                }
-            }
-            s.commit()?;
-        }
-        Ok(writer)
-    }
-}
-
-/// The bytes of every column of so many batches, each in its order.
-fn batches(
-    fake: &Fake,
-    (case, samples): (&Case, u64),
-    by: Gather,
-    count: usize,
-) -> (Vec<Vec<u8>>, Vec<Vec<u64>>, Feed) {
-    // No batch is selected before everything is there: then the seed alone decides.
-    let feed = case.builder(fake).pace(Pace::min_size(samples)).gather(by).start().unwrap();
-    let stream = fake.user_stream(1);
-    let learner = learner_on(&feed, 0, stream).unwrap();
-    let writer = case.write(&feed).unwrap();
-    let (mut bytes, mut steps) = (Vec::new(), Vec::new());
-    for _ in 0..count {
-        let batch = learner.next_batch().unwrap();
-        batch.synchronize().unwrap();
-        let mut of_batch = Vec::new();
-        // Where the first column is, everything is: the layout is that of a slot.
-        for column in case.columns.iter() {
-            let (at, length) = place(&batch, case, column);
-            of_batch.extend(fake.device_bytes(at, length));
-        }
-        bytes.push(of_batch);
-        steps.push(batch.first_steps().collect());
-    }
-    drop((learner, writer));
-    (bytes, steps, feed)
-}
-
-/// The address and bytes of a column, whatever its type.
-fn place(batch: &DeviceBatch, case: &Case, info: &ColumnInfo) -> (u64, usize) {
-    fn at<T: Element>(batch: &DeviceBatch, case: &Case, name: &str) -> u64 {
-        batch.column(case.sample.find::<T>(name).unwrap()).ptr
-    }
-    let address = match info.dtype {
-        DType::U8 => at::<u8>(batch, case, &info.name),
-        DType::F32 => at::<f32>(batch, case, &info.name),
-        DType::I64 => at::<i64>(batch, case, &info.name),
-        DType::Bool => at::<bool>(batch, case, &info.name),
-        other => panic!("no column of {other} here"),
-    };
-    (address, info.shape.iter().product::<usize>() * info.dtype.size())
-}
 
 alone! {
     fn the_device_gathers_what_the_cpu_gathers_bit_by_bit() {
         let fake = fake("same", 1);
         fake.auto_run_after(Some(Duration::from_micros(100)));
-        let kinds = [
-            Kind::Stacks, Kind::Flat, Kind::Sequences { time_major: false }, Kind::Sequences { time_major: true },
-        ];
-        for kind in kinds {
-            let mut case = Case::new(kind);
-            let samples = case.look(&fake);
-            let (by_cpu, steps, feed) = batches(&fake, (&case, samples), Gather::Cpu, 12);
-            assert_eq!(feed.gather(), Some(GatherReport::Cpu { why: "asked for".into() }));
-            assert_eq!(feed.metrics().devices[0].gathered, 0);
-            drop(feed);
-            for by in [Gather::Mapped, Gather::Auto] {
-                let (by_device, same_steps, feed) = batches(&fake, (&case, samples), by, 12);
-                assert_eq!(feed.gather(), Some(GatherReport::Kernel { blocks: 4 }), "{kind:?}");
-                let device = &feed.metrics().devices[0];
-                // In `Auto` one may have been begun before the learner was there.
-                let by_cpu_at_most = u64::from(by == Gather::Auto);
-                assert!(device.gathered + by_cpu_at_most >= device.batches, "{kind:?}, {by:?}: {device:?}");
-                assert!(device.gathered >= 11);
-                assert_eq!(steps, same_steps, "{kind:?}: the same rows are chosen");
-                for (number, (a, b)) in by_cpu.iter().zip(&by_device).enumerate() {
-                    let wrong = (0..a.len()).find(|&i| a[i] != b[i]);
-                    assert_eq!(wrong, None, "{kind:?}, batch {number}: the first byte that differs");
-                }
-            }
-            assert!(by_cpu.iter().any(|batch| batch != &by_cpu[0]), "batches differ");
-        }
-        let streams = fake.live_streams().len();
-        assert_devices_are_clean(&fake, streams);
+        mapped::same_bit_by_bit(&search(&fake), 12);
+        assert_devices_are_clean(&fake, fake.live_streams().len());
         life::assert_nothing_is_left_with(&fake);
     }
 }
@@ -205,7 +33,7 @@ alone! {
     fn records_stay_until_the_gather_has_run() {
         let fake = fake("stay", 1);
         let mut case = Case::new(Kind::Flat);
-        let builder = || case.builder(&fake).pace(Pace::min_size(64)).replay(128, Uniform::new()).prefetch(2).buffers(2);
+        let builder = || case.builder(&search(&fake)).pace(Pace::min_size(64)).replay(128, Uniform::new()).prefetch(2).buffers(2);
         let feed = builder().gather(Gather::Mapped).start().unwrap();
         case.columns = feed.columns();
         let stream = fake.user_stream(1);
@@ -254,7 +82,7 @@ alone! {
     fn no_gather_is_begun_before_its_buffer_is_released() {
         let fake = fake("released", 1);
         let case = Case::new(Kind::Flat);
-        let feed = case.builder(&fake).pace(Pace::min_size(8)).gather(Gather::Mapped).prefetch(2).start().unwrap();
+        let feed = case.builder(&search(&fake)).pace(Pace::min_size(8)).gather(Gather::Mapped).prefetch(2).start().unwrap();
         let stream = fake.user_stream(1);
         let learner = learner_on(&feed, 0, stream).unwrap();
         fake.auto_run(true);
@@ -292,7 +120,7 @@ alone! {
         for (function, code) in [("cuModuleLoadData", 218), ("cuModuleGetFunction", 500), ("cuModuleLoadData", 209)] {
             let case = Case::new(Kind::Flat);
             fake.inject(function, 1, code);
-            let feed = case.builder(&fake).start().unwrap();
+            let feed = case.builder(&search(&fake)).start().unwrap();
             let Some(GatherReport::Cpu { why }) = feed.gather() else { panic!("{:?}", feed.gather()) };
             assert!(why.contains("the kernel could not be loaded") && why.contains(&code.to_string()), "{why}");
             let learner = learner_on(&feed, 0, fake.user_stream(1)).unwrap();
@@ -302,7 +130,7 @@ alone! {
             drop((learner, writer, feed));
 
             fake.inject(function, 1, code);
-            let error = case.builder(&fake).gather(Gather::Mapped).start().unwrap_err();
+            let error = case.builder(&search(&fake)).gather(Gather::Mapped).start().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Cuda);
             assert!(error.to_string().starts_with("the device cannot gather, which `.gather(Gather::Mapped)`"), "{error}");
             assert_eq!(fake.live_registrations(), [], "nothing is left");
@@ -317,14 +145,14 @@ alone! {
         fake.auto_run(true);
         let case = Case::new(Kind::Flat);
         // The device first: its batches are out of a host learner's reach.
-        let feed = case.builder(&fake).start().unwrap();
+        let feed = case.builder(&search(&fake)).start().unwrap();
         let learner = learner_on(&feed, 0, fake.user_stream(1)).unwrap();
         let error = feed.learner().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Misuse);
         assert!(error.to_string().contains("gathered on its device"), "{error}");
         drop((learner, feed));
         // The host first: the CPU gathers, for both.
-        let feed = case.builder(&fake).start().unwrap();
+        let feed = case.builder(&search(&fake)).start().unwrap();
         let (host, device) = (feed.learner().unwrap(), learner_on(&feed, 0, fake.user_stream(1)).unwrap());
         assert!(matches!(feed.gather(), Some(GatherReport::Cpu { why }) if why.contains("on the host")));
         let writer = case.write(&feed).unwrap();
@@ -336,10 +164,10 @@ alone! {
             assert_eq!(error.kind(), ErrorKind::Config);
             assert!(error.to_string().contains(says), "{error}");
         };
-        refused(case.builder(&fake).gather(Gather::Mapped).pinning(Pinning::Off), "not page-locked");
+        refused(case.builder(&search(&fake)).gather(Gather::Mapped).pinning(Pinning::Off), "not page-locked");
         let alone = Feed::builder(case.sample.clone()).batch(ROWS).lanes(LANES).replay(600, Uniform::new());
         refused(alone.pinning(Pinning::Required).cuda(search(&fake)).gather(Gather::Mapped), "no device is attached");
-        refused(case.builder(&fake).gather_blocks(0), "0 thread blocks cannot gather");
+        refused(case.builder(&search(&fake)).gather_blocks(0), "0 thread blocks cannot gather");
         let mut step = Step::new();
         step.leaf::<f32>("reward", &[]);
         refused(Feed::builder(Sample::step(step)).gather(Gather::Auto), "`.gather` and `.gather_blocks` are of stored");
@@ -354,7 +182,7 @@ alone! {
         fake.auto_run(true);
         for function in ["cuLaunchKernel", "cuMemcpyHtoDAsync_v2", "cuEventRecord"] {
             let case = Case::new(Kind::Stacks);
-            let feed = case.builder(&fake).gather(Gather::Mapped).start().unwrap();
+            let feed = case.builder(&search(&fake)).gather(Gather::Mapped).start().unwrap();
             let learner = learner_on(&feed, 0, fake.user_stream(1)).unwrap();
             fake.inject(function, 1, 719);
             let writer = case.write(&feed); // perhaps it ends before everything is written
