@@ -18,6 +18,8 @@ use std::sync::{Arc, Condvar, Mutex};
 const WORTH_HELP: usize = 256 << 10;
 /// Bytes of a block of rows, about.
 const BLOCK: usize = 64 << 10;
+/// Rows whose records are asked of memory together, before any of them is looked at.
+const TOUCHED: usize = 32;
 /// The same for batches that a device gathers, in rows: there only windows are looked up.
 const WORTH_HELP_PLANNING: usize = 256;
 const BLOCK_OF_PLANNING: usize = 64;
@@ -85,7 +87,14 @@ impl Job {
 
     fn fill(&self, rows: Range<usize>, scratch: &mut Scratch) {
         let target = Target::new(self.gate.slots.slot(self.slot));
-        for row in rows {
+        for row in rows.clone() {
+            if (row - rows.start) % TOUCHED == 0 {
+                // SAFETY: as below, for the items of the next rows.
+                #[allow(unsafe_code)]
+                unsafe {
+                    self.store.touch(&self.items[row..rows.end.min(row + TOUCHED)], self.table.is_none());
+                }
+            }
             // SAFETY: the counter gives each row to one thread, of a slot whose lease the sampling thread holds until every
             // row is filled (invariant 2); the items were issued, and their gather ends behind that too (invariant 3).
             #[allow(unsafe_code)]

@@ -131,6 +131,20 @@ impl Store {
         }
     }
 
+    /// Asks memory for what rows of these items begin with, all at once: what the host knows of their first records and,
+    /// `with_bytes`, the first bytes of these. Looked at one after the other they would be waited for one by one.
+    ///
+    /// # Safety
+    /// The items are of a selection that was not finished.
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn touch(&self, items: &[Selected], with_bytes: bool) {
+        let touched = items.iter().fold(0, |touched, Selected { item, .. }| {
+            // SAFETY: items of a gather that was issued and has not ended.
+            touched ^ unsafe { self.records.touch(*item, with_bytes) }
+        });
+        std::hint::black_box(touched);
+    }
+
     /// Fills row `row` of a batch with the sample of a selected item. Rows may be filled by several threads.
     ///
     /// # Safety
