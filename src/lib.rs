@@ -156,4 +156,4 @@ pub use select::{
     SamplerError, Selected, Uniform, WithoutReplacement,
 };
 pub use weights::Weights;
-pub use writer::{CommitError, FinalMut, PolicyError, PutError, StepError, StepMut, Writer};
+pub use writer::{CommitError, EpisodeMut, FinalMut, PolicyError, PutError, StepError, StepMut, Writer};

@@ -99,6 +99,33 @@ fn commit(rng: &mut Rng, setting: &mut Setting, writer: &mut Writer, name: u64, 
     setting.model.commit(lanes.start, &steps, version);
 }
 
+/// Stores an episode as a whole, perhaps longer than the store.
+fn episode(rng: &mut Rng, setting: &mut Setting, writer: &mut Writer, name: u64, attempt: u64) {
+    let (leaves, lane, len) = (setting.leaves, writer.lanes().start, 1 + rng.below(100) as usize);
+    let ids: Vec<u64> = (0..len).map(|t| id(name, 0, attempt + t as u64)).collect();
+    let last = final_of(ids[len - 1]);
+    let observed: Vec<u64> = ids.iter().copied().chain([last]).collect();
+    let obs: Vec<u64> = observed.iter().flat_map(|&id| obs_of(id)).collect();
+    let small: Vec<u8> = observed.iter().flat_map(|&id| small_of(id)).collect();
+    let actions: Vec<i64> = ids.iter().map(|&id| action_of(id)).collect();
+    let logits: Vec<f32> = ids.iter().flat_map(|&id| logits_of(id)).collect();
+    let rewards: Vec<f32> = ids.iter().map(|&id| reward_of(id)).collect();
+    let (end, version) = (if rng.percent(50) { End::Terminated } else { End::Truncated }, rng.below(100));
+    let mut episode = writer.episode(len).unwrap();
+    assert!(matches!(episode.put(leaves.obs, &obs[2..]), Err(PutError::Episode { .. })));
+    episode.put(leaves.obs, &obs).unwrap().put(leaves.small, &small).unwrap();
+    episode.put(leaves.action, &actions).unwrap().put(leaves.logits, &logits).unwrap();
+    episode.put(leaves.reward, &rewards).unwrap();
+    episode.commit(end, version).unwrap();
+    setting.model.cut(lane..lane + 1);
+    for (t, &id) in ids.iter().enumerate() {
+        setting.model.commit(lane, &[(id, (t + 1 == len).then_some(end), false)], version);
+    }
+    let ended = setting.feed.episodes().try_iter().last().unwrap();
+    let ret: f64 = rewards.iter().map(|&reward| f64::from(reward)).sum();
+    assert_eq!((ended.lane, ended.length, ended.ret, ended.end), (lane, len as u64, ret, end));
+}
+
 /// Takes batches up to the end of a pass, and checks every row. The samples of the pass.
 fn pass(setting: &Setting, learner: &Learner, check: bool) -> BTreeSet<(usize, u64)> {
     let mut seen = BTreeSet::new();
@@ -149,7 +176,10 @@ fn run(seed: u64) {
                     setting.feed.clear().unwrap();
                     setting.model.clear();
                 }
-                _ => commit(&mut rng, &mut setting, writer, *name, round * 1000 + attempt),
+                6..10 if range.len() == 1 => {
+                    episode(&mut rng, &mut setting, writer, *name, (round * 1000 + attempt) << 8);
+                }
+                _ => commit(&mut rng, &mut setting, writer, *name, (round * 1000 + attempt) << 8),
             }
         }
         let items = setting.model.items();

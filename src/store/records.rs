@@ -209,6 +209,11 @@ impl Records {
         self.generations[(record / self.chunk) as usize].load(Ordering::Relaxed)
     }
 
+    /// Records from this one to the end of its chunk.
+    pub(crate) fn left_in_chunk(&self, record: u32) -> u32 {
+        self.chunk - record % self.chunk
+    }
+
     /// The chunk that a record lies in.
     #[inline]
     pub(crate) fn chunk_of(&self, record: u32) -> u32 {

@@ -32,6 +32,13 @@ pub(crate) struct Opened {
     pub(crate) step: u64,
 }
 
+impl Opened {
+    /// The one that lies `steps` behind it in the same chunk.
+    pub(crate) fn behind(self, steps: u32) -> Opened {
+        Opened { record: self.record + steps, step: self.step + u64::from(steps) }
+    }
+}
+
 impl Store {
     /// Waits until the pace lets a step begin, and opens a record for it in each of the lanes from `first` on.
     pub(crate) fn begin(
@@ -97,6 +104,43 @@ impl Store {
             opened.step = state.book.steps(lane);
         }
         state.ring.clone()
+    }
+
+    /// Opens up to `most` consecutive records of one lane, whatever the pace says; returns the first, and how many.
+    pub(crate) fn open_run(
+        &self,
+        lane: u32,
+        most: usize,
+        counters: &Padded<WriterCounters>,
+    ) -> Result<(Arc<Ring>, Opened, u32), Closed> {
+        let mut opened = [Opened::default()];
+        let ring = self.open(lane, &mut opened, counters)?;
+        let count = u32::try_from(most).unwrap_or(u32::MAX).min(self.records.left_in_chunk(opened[0].record));
+        Ok((ring, opened[0], count))
+    }
+
+    /// Publishes `count` opened records of one lane, from `first` on.
+    #[allow(unsafe_code)]
+    pub(crate) fn publish_run(
+        &self,
+        lane: u32,
+        first: Opened,
+        count: u32,
+        version: u64,
+        flags: &dyn Fn(u32) -> Flags,
+    ) -> Result<(), Closed> {
+        let mut state = self.lock_open()?;
+        for step in 0..count {
+            let book = &mut state.book;
+            let meta = Meta { step: book.steps(lane), version, age: book.age(lane), lane, flags: flags(step) };
+            // SAFETY: opened by this lane's writer, not published, and the lock is held.
+            unsafe { self.records.set_meta(first.record + step, meta) };
+            // SAFETY: the book looks at published records alone, under the lock.
+            book.publish_step(lane, None, &|record| unsafe { self.records.meta(record) });
+        }
+        state.pacer.insert(u64::from(count));
+        self.published(state);
+        Ok(())
     }
 
     /// Copies one leaf into an opened record, if it is kept on that step; `None` zeroes it.

@@ -5,6 +5,7 @@
 //! (rows fixed by lane), `staged` (unrolls of free-running lanes) and `stored` (steps of a store). What it does not do: run environments, or touch a
 //! row that it has no claim on.
 
+mod episode;
 mod in_place;
 mod lane;
 mod lockstep;
@@ -12,6 +13,7 @@ mod staged;
 mod step;
 mod stored;
 
+pub use episode::EpisodeMut;
 pub(crate) use lane::lane_state_bytes;
 pub use step::{CommitError, FinalMut, PolicyError, PutError, StepError, StepMut};
 

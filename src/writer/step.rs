@@ -86,6 +86,18 @@ pub enum PutError {
         /// The leaf.
         leaf: String,
     },
+    /// The number of values of an episode is wrong.
+    #[error("leaf `{leaf}` takes {expected} values here ({steps} steps: of an observation one more), got {got}")]
+    Episode {
+        /// The leaf.
+        leaf: String,
+        /// Its steps: the episode's, and of an observation one more.
+        steps: usize,
+        /// Values that it takes.
+        expected: usize,
+        /// Values that came.
+        got: usize,
+    },
     /// A priority that is none.
     #[error("a priority of {priority}: it must be finite and at least 0")]
     Priority {
@@ -651,7 +663,7 @@ impl Writer {
     /// The leaf's number, if it is of the feed's step. A clone of that step has the same schema and may have declared
     /// other leaves later, so the element type is compared too: bytes are never taken for what they are not.
     #[inline]
-    fn own<T: Element>(&self, leaf: Leaf<T>) -> Result<usize, PutError> {
+    pub(super) fn own<T: Element>(&self, leaf: Leaf<T>) -> Result<usize, PutError> {
         let index = leaf.index as usize;
         let same = leaf.schema == self.schema && self.in_slot.get(index).is_some_and(|own| own.dtype == T::DTYPE);
         if same { Ok(index) } else { Err(PutError::Foreign) }
