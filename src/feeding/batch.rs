@@ -19,9 +19,8 @@ use std::time::Instant;
 /// One device buffer, at a stable address, with the event behind which it may be overwritten.
 #[derive(Debug)]
 pub(crate) struct Buffer {
+    /// The batch; where this device gathers, behind it the table of a gather's records.
     pub(crate) memory: DeviceMemory,
-    /// Room for the table of records of a gather, used by the stream in the order of the batches.
-    pub(crate) table: Option<DeviceMemory>,
     pub(crate) released: Event,
     /// Whether `released` stands for the buffer's last use. Our own state: an event never recorded reads as complete.
     pub(crate) recorded: bool,

@@ -63,14 +63,12 @@ impl Feeder {
                 .loaded(loaded.as_ref().map(drop).map_err(|error| format!("the kernel could not be loaded: {error}")));
             kernel = loaded.ok().map(|loaded| (loaded, parts.0.bytes()));
         }
-        let table_bytes = kernel.as_ref().map(|(_, bytes)| *bytes);
+        let table_bytes = kernel.as_ref().map_or(0, |(_, bytes)| *bytes);
         let (bytes, rows) = (desk.gate.layout.slot_bytes, desk.gate.layout.rows);
         let buffer = |_| {
-            let (memory, released) = (device.alloc(bytes)?, device.event()?);
-            let table = table_bytes.map(|bytes| device.alloc(bytes)).transpose()?;
+            let (memory, released) = (device.alloc(bytes + table_bytes)?, device.event()?);
             Ok(Buffer {
                 memory,
-                table,
                 released,
                 recorded: false,
                 filled: None,
@@ -289,18 +287,19 @@ impl Feeder {
     unsafe fn gather(&self, buffer: &Buffer, slot: *const u8) -> Result<(), CudaError> {
         let (device, stream) = (&self.desk.device, self.stream.raw());
         let parts = self.desk.gate.gathering.as_ref().and_then(Gathering::parts);
-        let (Some((tables, _)), Some(kernel), Some(table)) = (parts, &self.kernel, &buffer.table) else {
+        let (Some((tables, _)), Some(kernel)) = (parts, &self.kernel) else {
             unreachable!("batches are made for a device's gather only where every device has loaded the kernel");
         };
+        let (batch, table) =
+            (buffer.memory.address(), buffer.memory.address() + self.desk.gate.layout.slot_bytes as u64);
         // SAFETY: table and columns are parts of the slot; the buffer has the layout of a slot, and room for the table. The
         // records that the table names stay with the gather in `in_flight`.
         unsafe {
-            device.copy_in(table.address(), slot.add(tables.at), tables.bytes(), stream)?;
+            device.copy_in(table, slot.add(tables.at), tables.bytes(), stream)?;
             for part in &tables.copied {
-                let to = buffer.memory.address() + part.start as u64;
-                device.copy_in(to, slot.add(part.start), part.len(), stream)?;
+                device.copy_in(batch + part.start as u64, slot.add(part.start), part.len(), stream)?;
             }
-            kernel.queue(buffer.memory.address(), table.address(), stream)
+            kernel.queue(batch, table, stream)
         }
     }
 

@@ -39,14 +39,15 @@ unsafe fn run(a: &Launch, threads: u32, thread: u32, at: &dyn Fn(u64, usize) -> 
             if record != NOTHING {
                 let from = at(a.store + u64::from(record) * a.record_bytes + u64::from(chunk.from), 16)?;
                 // A device refuses an address that is not a multiple of what is loaded at once.
-                if from as usize % 16 != 0 {
+                if !(from as usize).is_multiple_of(16) {
                     return None;
                 }
                 // SAFETY: as at `emulate`.
                 value = unsafe { from.cast::<[u8; 16]>().read() };
             }
             let to = at(a.batch + u64::from(chunk.to) + u64::from(row) * u64::from(chunk.row_stride), chunk.bytes())?;
-            if to as usize % chunk.alignment() != 0 || chunk.bytes() % chunk.alignment() != 0 {
+            let whole = |number: usize| number.is_multiple_of(chunk.alignment());
+            if !whole(to as usize) || !whole(chunk.bytes()) {
                 return None;
             }
             // SAFETY: as at `emulate`.

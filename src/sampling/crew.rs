@@ -88,7 +88,7 @@ impl Job {
     fn fill(&self, rows: Range<usize>, scratch: &mut Scratch) {
         let target = Target::new(self.gate.slots.slot(self.slot));
         for row in rows.clone() {
-            if (row - rows.start) % TOUCHED == 0 {
+            if (row - rows.start).is_multiple_of(TOUCHED) {
                 // SAFETY: as below, for the items of the next rows.
                 #[allow(unsafe_code)]
                 unsafe {
