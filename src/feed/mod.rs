@@ -3,6 +3,8 @@
 //! Owns the supervisor's thread and the handles that the embedding program uses. Dropping it stops everything.
 
 mod builder;
+mod gathering;
+mod replay;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 
@@ -16,11 +18,14 @@ use crate::feeding::Desk;
 use crate::feeding::copy::DeviceCopier;
 use crate::feeding::learner::DeviceLearner;
 use crate::feeding::rounds::Seat;
+use crate::gather::Gathering;
 use crate::intake::{IntakeGate, NoSeat};
+use crate::keys::Keys;
 use crate::layout::ColumnInfo;
 use crate::learner::Learner;
 use crate::memory::{PinReport, memory_limit};
 use crate::metrics::Metrics;
+use crate::store::Store;
 use crate::sync::lock;
 use crate::writer::Writer;
 use std::ffi::c_void;
@@ -185,6 +190,7 @@ impl Feed {
                 "this feed deals its batches to its devices by rounds, so that none is left for the host: use `learner_on`,                  or deal on demand",
             ));
         }
+        self.gather_for_host()?;
         if self.learner_taken.swap(true, Ordering::Relaxed) {
             return Err(Error::new(
                 ErrorKind::Misuse,
@@ -219,6 +225,8 @@ impl Feed {
         if !desk.want() {
             return Err(Error::new(ErrorKind::Misuse, format!("the learner on device {device} was taken already")));
         }
+        self.gate.grant(desk.buffers);
+        self.gate.gathering.iter().for_each(Gathering::take_device);
         self.gate.learner_taken();
         // SAFETY: the caller's duty.
         Ok(unsafe { DeviceLearner::new(desk.clone(), stream) })
@@ -238,6 +246,44 @@ impl Feed {
             let text =
                 format!("the feed was built with the devices {known:?}, not with {device}: add `.device({device})`");
             Error::new(ErrorKind::Misuse, text)
+        })
+    }
+
+    /// Sets the exponent of a prioritized sampler's importance weights, from the next selection on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Misuse`] without a replay store; [`ErrorKind::Config`] if the sampler has none, or it cannot be that.
+    pub fn set_beta(&self, beta: f64) -> Result<()> {
+        self.store("set_beta")?.set_beta(beta).map_err(|error| Error::from_source(ErrorKind::Config, error))
+    }
+
+    /// The priority that each row's step has now: `None` for steps that were overwritten or cleared since, and with a
+    /// sampler that has no priorities. Counts as no sampling.
+    ///
+    /// # Errors
+    /// [`UpdateError::Foreign`](crate::UpdateError::Foreign) if the keys are another feed's.
+    pub fn peek(&self, keys: &Keys) -> Result<Vec<Option<f32>>> {
+        Ok(keys.peek(&self.gate)?)
+    }
+
+    /// Forgets every stored step and every batch that was sampled and not taken; the pace begins anew. Lanes go on where
+    /// they are, in their episodes; no later sample reaches back behind this. Device batches that were handed over already
+    /// stay.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Misuse`] without a replay store.
+    pub fn clear(&self) -> Result<()> {
+        self.store("clear")?.clear();
+        // Where devices have their turns, every batch that has a number is somebody's.
+        if self.desks.iter().all(|desk| desk.seat.is_none()) {
+            self.gate.discard_waiting();
+        }
+        Ok(())
+    }
+
+    fn store(&self, verb: &str) -> Result<&Store> {
+        self.gate.store.as_deref().ok_or_else(|| {
+            Error::new(ErrorKind::Misuse, format!("`{verb}` is of stored steps: build the feed with `.replay`"))
         })
     }
 
