@@ -102,6 +102,9 @@ impl Store {
         let items = state.book.items();
         let least = if state.ended { 1 } else { self.least_items };
         let pace = state.pacer.select_waits(self.layout.rows as u64, items as u64);
+        if state.loading {
+            return Some(PaceWait::ForMinSize { have: 0, need: least as u64 });
+        }
         let few = PaceWait::ForMinSize { have: items as u64, need: least as u64 };
         pace.or((items < least).then_some(few))
     }
@@ -122,7 +125,7 @@ impl Store {
             if !nothing_new && self.waits_for(&state).is_none() {
                 return Ok(());
             }
-            if state.ended {
+            if state.ended && !state.loading {
                 return Err(NoItems::Ended);
             }
             state.sampling_waits = true;

@@ -135,8 +135,8 @@ impl<'v> EpisodeMut<'_, 'v> {
                 Flags {
                     terminated: last && end == End::Terminated,
                     truncated: last && end == End::Truncated,
-                    masked: false,
                     first,
+                    ..Flags::default()
                 }
             };
             state.store.publish_run(lane, first, count, version, &flags).map_err(closed)?;

@@ -101,6 +101,7 @@ impl Writer {
                 truncated: end == Some(End::Truncated),
                 masked,
                 first,
+                last: false,
             };
             self.stored().flags[lane] = (!outside).then_some(flags);
         }
