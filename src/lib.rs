@@ -65,9 +65,9 @@
 //! select                                       which steps of a store become a batch; keys alone
 //! cuda ─► memory                               CUDA found at run time; the ring and its page-locking
 //! mapped                                       device memory and page-locked memory for frameworks (a feature)
-//! slots, gate ─► store ─► intake, keys         slots, stored steps, claims and leases: who may touch which bytes
+//! slots, gate ─► store ─► gather ─► intake     stored steps, claims and leases: who may touch which bytes
 //! writer    batch ─► learner                   the two ends that users hold
-//! sampling                                     from stored steps to batches
+//! keys, sampling                               rows by name, and from stored steps to batches
 //! feeding                                      batches on their way to devices
 //! actors ─► feed                               the threads, the start and the stop
 //! ```
@@ -117,6 +117,7 @@ mod slots;
 mod gate;
 #[allow(unsafe_code)]
 mod store;
+mod gather;
 mod intake;
 mod keys;
 #[allow(unsafe_code)]
@@ -145,6 +146,7 @@ pub use feeding::batch::{DeviceBatch, DeviceColumn};
 pub use feeding::copy::{CopyError, CopyTicket, DeviceCopier};
 pub use feeding::learner::DeviceLearner;
 pub use feeding::rounds::Deal;
+pub use gather::{Gather, GatherReport};
 pub use intake::WhenFull;
 pub use keys::{Keys, UpdateError, Updated};
 pub use layout::{COLUMN_ALIGN, ColumnInfo, SLOT_ALIGN};

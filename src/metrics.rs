@@ -99,7 +99,9 @@ pub struct DeviceMetrics {
     pub device: i32,
     /// Batches whose copy was issued.
     pub batches: u64,
-    /// Their bytes.
+    /// Those of them that the device gathered from the mapped store; the others were copied.
+    pub gathered: u64,
+    /// The bytes of all of them.
     pub bytes: u64,
     /// Batches that its learner took; by rounds, the number of the next round.
     pub batches_taken: u64,

@@ -1,5 +1,6 @@
 //! Settings of a feed, their checks, and the start.
 
+use super::gathering::GatherSettings;
 use super::{Feed, replay};
 use crate::actors::feeding::{FEEDING, FeedingPlan};
 use crate::actors::host;
@@ -114,7 +115,7 @@ pub struct FeedBuilder {
     pub(super) lockstep: Option<usize>,
     pub(super) lag: Option<(Arc<Versions>, u64)>,
     seed: Option<u64>,
-    pinning: Pinning,
+    pub(super) pinning: Pinning,
     cuda: CudaSearch,
     on_progress: Option<PinCallback>,
     episodes: usize,
@@ -125,6 +126,7 @@ pub struct FeedBuilder {
     pub(super) replay: Option<(usize, Box<dyn Sampler>)>,
     pub(super) pace: Option<Pace>,
     pub(super) gather_threads: Option<usize>,
+    pub(super) gather: GatherSettings,
 }
 
 impl fmt::Debug for FeedBuilder {
@@ -164,6 +166,7 @@ impl Feed {
             replay: None,
             pace: None,
             gather_threads: None,
+            gather: GatherSettings::default(),
         }
     }
 }
@@ -357,6 +360,7 @@ impl FeedBuilder {
         let buffers = self.buffers;
         let gather_threads = self.gather_threads.unwrap_or_else(replay::gather_threads);
         let store = self.store_config(&layout, seed)?;
+        let gathering = store.as_ref().map(|store| self.gathering(&layout, store)).transpose()?;
         let lag = self.lag.map(|(versions, lag)| {
             if self.lockstep.is_some() {
                 versions.keep_at_least(lag.saturating_add(1));
@@ -367,6 +371,7 @@ impl FeedBuilder {
         let (when_full, max_lanes, lockstep) = (self.when_full, self.lanes, self.lockstep);
         let make_gate: MakeGate = Box::new(move |ring| IntakeConfig {
             layout,
+            gathering: gathering.map(|gathering| gathering(&ring)),
             ring,
             buffers,
             store,
@@ -478,6 +483,7 @@ impl FeedBuilder {
             }
         }
         self.check_replay()?;
+        self.check_gather()?;
         Ok(Layout::new(&self.sample, self.batch)?)
     }
 }

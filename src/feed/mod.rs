@@ -3,6 +3,7 @@
 //! Owns the supervisor's thread and the handles that the embedding program uses. Dropping it stops everything.
 
 mod builder;
+mod gathering;
 mod replay;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
@@ -17,6 +18,7 @@ use crate::feeding::Desk;
 use crate::feeding::copy::DeviceCopier;
 use crate::feeding::learner::DeviceLearner;
 use crate::feeding::rounds::Seat;
+use crate::gather::Gathering;
 use crate::intake::{IntakeGate, NoSeat};
 use crate::keys::Keys;
 use crate::layout::ColumnInfo;
@@ -189,6 +191,7 @@ impl Feed {
                 "this feed deals its batches to its devices by rounds, so that none is left for the host: use `learner_on`,                  or deal on demand",
             ));
         }
+        self.gather_for_host()?;
         if self.learner_taken.swap(true, Ordering::Relaxed) {
             return Err(Error::new(
                 ErrorKind::Misuse,
@@ -223,6 +226,8 @@ impl Feed {
         if !desk.want() {
             return Err(Error::new(ErrorKind::Misuse, format!("the learner on device {device} was taken already")));
         }
+        self.gate.grant(desk.buffers);
+        self.gate.gathering.iter().for_each(Gathering::take_device);
         self.gate.learner_taken();
         // SAFETY: the caller's duty.
         Ok(unsafe { DeviceLearner::new(desk.clone(), stream) })

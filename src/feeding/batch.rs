@@ -19,6 +19,7 @@ use std::time::Instant;
 /// One device buffer, at a stable address, with the event behind which it may be overwritten.
 #[derive(Debug)]
 pub(crate) struct Buffer {
+    /// The batch; where this device gathers, behind it the table of a gather's records.
     pub(crate) memory: DeviceMemory,
     pub(crate) released: Event,
     /// Whether `released` stands for the buffer's last use. Our own state: an event never recorded reads as complete.

@@ -20,15 +20,17 @@ mod stripes;
 pub(crate) use lag::{Begin, LagGate};
 pub(crate) use lanes::{LaneTable, NoSeat, Seat};
 pub(crate) use lockstep::LockstepCursor;
+pub(crate) use sampled::Credit;
 pub(crate) use stripes::{Claim, Claimed, StripeCursor};
 
 use crate::error::Closed;
 use crate::gate::{Gate, Wakes};
+use crate::gather::Gathering;
 use crate::layout::Layout;
 use crate::memory::{ForkStamp, Ring, stranded_bytes_in_process};
 use crate::metrics::{Counters, Metrics, Stage, WriterCounters};
 use crate::slots::Slots;
-use crate::store::{Store, StoreConfig};
+use crate::store::{OpenGather, Store, StoreConfig};
 use crate::sync::{Padded, Patience, Spin, lock};
 use crate::weights::Versions;
 use crossbeam_channel as channel;
@@ -134,6 +136,10 @@ pub(crate) struct Sealed {
     pub(crate) sealed: Instant,
     /// Whether a sampler's pass over its items ended with it.
     pub(crate) ends_pass: bool,
+    /// For a device to gather: the slot holds what it needs for that, see `gather`.
+    pub(crate) gather: Option<OpenGather>,
+    /// The device buffer that it was selected for.
+    pub(crate) credit: Option<Credit>,
 }
 
 /// What stops with the feed, for the stop's report.
@@ -156,6 +162,8 @@ pub(crate) struct IntakeGate {
     pub(crate) lanes: LaneTable,
     /// Where steps are kept, of a feed whose batches are sampled; then slots are filled by its sampling thread.
     pub(crate) store: Option<Arc<Store>>,
+    /// Who gathers its batches.
+    pub(crate) gathering: Option<Gathering>,
     /// Lanes of a lockstep feed.
     pub(crate) lockstep: Option<usize>,
     pub(crate) buffers: usize,
@@ -215,6 +223,7 @@ pub(crate) struct IntakeConfig {
     pub(crate) buffers: usize,
     /// What is kept in the slots behind them.
     pub(crate) store: Option<StoreConfig>,
+    pub(crate) gathering: Option<Gathering>,
     pub(crate) when_full: WhenFull,
     pub(crate) lag: Option<LagGate>,
     pub(crate) max_lanes: Option<usize>,
@@ -235,7 +244,8 @@ impl fmt::Debug for IntakeGate {
 
 impl IntakeGate {
     pub(crate) fn new(config: IntakeConfig) -> IntakeGate {
-        let IntakeConfig { layout, ring, buffers, store, when_full, lag, max_lanes, lockstep, episodes } = config;
+        let IntakeConfig { layout, ring, buffers, store, gathering, when_full, lag, max_lanes, lockstep, episodes } =
+            config;
         let store = store.map(|store| Arc::new(Store::new(store, layout.clone(), ring.clone(), buffers)));
         let slots = Slots::new(layout.clone(), ring.slot(0), buffers);
         let seen_versions = OnceLock::new();
@@ -250,6 +260,7 @@ impl IntakeGate {
             lag,
             lanes: LaneTable::new(max_lanes.or(lockstep)),
             store,
+            gathering,
             lockstep,
             buffers,
             episodes,
@@ -585,7 +596,7 @@ impl IntakeGate {
             self.counters.batches.fetch_add(1, Ordering::Relaxed);
             self.counters.rows.fetch_add(rows as u64, Ordering::Relaxed);
             let lease = Lease { slot, home: self.clone() };
-            Sealed { lease, rows, sequence, sealed: now, ends_pass: false }
+            Sealed { lease, rows, sequence, sealed: now, ends_pass: false, gather: None, credit: None }
         });
         // It closes behind `state`, and then nothing is sealed any more.
         debug_assert!(put.is_some(), "a slot was sealed behind the close");

@@ -3,6 +3,7 @@
 //! Owns the job at hand and the wait for its end. Rows are given out in blocks by a counter; whoever asks for the batch
 //! fills blocks too, so without helpers it does all of it. What it does not do: start threads.
 
+use crate::gather::Tables;
 use crate::intake::IntakeGate;
 use crate::select::Selected;
 use crate::store::{Scratch, Store, Target};
@@ -17,6 +18,11 @@ use std::sync::{Arc, Condvar, Mutex};
 const WORTH_HELP: usize = 256 << 10;
 /// Bytes of a block of rows, about.
 const BLOCK: usize = 64 << 10;
+/// Rows whose records are asked of memory together, before any of them is looked at.
+const TOUCHED: usize = 32;
+/// The same for batches that a device gathers, in rows: there only windows are looked up.
+const WORTH_HELP_PLANNING: usize = 256;
+const BLOCK_OF_PLANNING: usize = 64;
 
 /// Helpers of one sampling thread, and their job.
 #[derive(Debug, Default)]
@@ -48,6 +54,8 @@ struct Job {
     gate: Arc<IntakeGate>,
     items: Vec<Selected>,
     slot: u32,
+    /// Where the table of records is and how many numbers a row of it has, if a device gathers.
+    table: Option<(usize, usize)>,
     block: usize,
     /// The first row that nobody has taken, and rows that are filled.
     next: AtomicUsize,
@@ -79,12 +87,26 @@ impl Job {
 
     fn fill(&self, rows: Range<usize>, scratch: &mut Scratch) {
         let target = Target::new(self.gate.slots.slot(self.slot));
-        for row in rows {
+        for row in rows.clone() {
+            if (row - rows.start).is_multiple_of(TOUCHED) {
+                // SAFETY: as below, for the items of the next rows.
+                #[allow(unsafe_code)]
+                unsafe {
+                    self.store.touch(&self.items[row..rows.end.min(row + TOUCHED)], self.table.is_none());
+                }
+            }
             // SAFETY: the counter gives each row to one thread, of a slot whose lease the sampling thread holds until every
             // row is filled (invariant 2); the items were issued, and their gather ends behind that too (invariant 3).
             #[allow(unsafe_code)]
             unsafe {
-                let record = self.store.fill_row(&self.items[row], row, target, scratch);
+                let item = &self.items[row];
+                let record = match self.table {
+                    None => self.store.fill_row(item, row, target, scratch),
+                    Some((at, stride)) => {
+                        let numbers = target.numbers(at, row, stride);
+                        self.store.plan_row(item, row, target, scratch, numbers)
+                    }
+                };
                 self.gate.slots.set_record(self.slot, row, record);
             }
         }
@@ -97,24 +119,30 @@ impl Crew {
         Crew { helpers, ..Crew::default() }
     }
 
-    /// Fills a slot, which the caller has to itself, with the samples of `items`, which it has issued. Gives the list back
+    /// Fills a slot, which the caller has to itself, with the samples of `items`, which it has issued; or, by `tables`, with
+    /// what a device needs to gather them. Gives the list back
     /// when every row is filled and nobody touches the slot any more.
     pub(crate) fn fill(
         &self,
         store: &Arc<Store>,
         gate: &Arc<IntakeGate>,
         items: Vec<Selected>,
-        slot: u32,
+        (slot, tables): (u32, Option<&Tables>),
         scratch: &mut Scratch,
     ) -> Vec<Selected> {
         let (rows, bytes) = (items.len(), gate.layout.slot_bytes);
-        let alone = self.helpers == 0 || bytes < WORTH_HELP;
-        let block = if alone { rows } else { (rows * BLOCK / bytes).max(1) };
+        let (worth_help, block) = match tables {
+            None => (bytes >= WORTH_HELP, (rows * BLOCK / bytes).max(1)),
+            Some(_) => (rows >= WORTH_HELP_PLANNING, BLOCK_OF_PLANNING),
+        };
+        let alone = self.helpers == 0 || !worth_help;
+        let block = if alone { rows } else { block };
         let job = Arc::new(Job {
             store: store.clone(),
             gate: gate.clone(),
             items,
             slot,
+            table: tables.map(|tables| (tables.at, tables.stride)),
             block,
             next: AtomicUsize::new(0),
             filled: AtomicUsize::new(0),

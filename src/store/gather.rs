@@ -31,6 +31,15 @@ impl Target {
         Target { base }
     }
 
+    /// The numbers of a row in a table that lies `at` bytes into the slot.
+    ///
+    /// # Safety
+    /// The table is inside the slot, at a multiple of 4 bytes; the row of it is the caller's, and nothing else touches it.
+    pub(crate) unsafe fn numbers<'a>(&self, at: usize, row: usize, stride: usize) -> &'a mut [u32] {
+        // SAFETY: the caller's duty. Any bytes are numbers, and a slot's bytes are initialised: mapped memory is zero.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(at).cast::<u32>().add(row * stride), stride) }
+    }
+
     /// # Safety
     /// `column` is one of the layout's, of element type `T`; `step` is one of its values; the row is the caller's.
     unsafe fn set<T>(&self, layout: &Layout, column: usize, row: usize, step: usize, value: T) {
@@ -73,11 +82,36 @@ pub(crate) unsafe fn fill_row(
         }
     }
     // SAFETY: the caller's duty; the scratch is as `resolve` left it.
-    unsafe { derive((layout, plan, records), &known, weight, target, row, scratch) };
+    unsafe { derive((layout, plan, records), &known, weight, target, row, scratch, true) };
     known
 }
 
-/// Writes the derived columns of a row that `resolve` has just looked at.
+/// As [`fill_row`], for a row that a device gathers: its line of the table of records goes to `numbers`, and the derived
+/// columns that are the host's to their places. `numbers` has one for each entry of the plan, and one more where returns
+/// are added up: their steps.
+///
+/// # Safety
+/// As [`fill_row`].
+pub(crate) unsafe fn plan_row(
+    parts: (&Layout, &Plan, &Records),
+    first: u32,
+    weight: f32,
+    target: Target,
+    row: usize,
+    scratch: &mut Scratch,
+    numbers: &mut [u32],
+) -> Row {
+    let (layout, plan, records) = parts;
+    let (entries, steps) = numbers.split_at_mut(plan.entries.len());
+    // SAFETY: the caller's duty.
+    let known = unsafe { plan.resolve(records, first, &mut scratch.line, entries) };
+    steps.iter_mut().for_each(|steps| *steps = known.span);
+    // SAFETY: the caller's duty; the scratch is as `resolve` left it.
+    unsafe { derive((layout, plan, records), &known, weight, target, row, scratch, false) };
+    known
+}
+
+/// Writes the derived columns of a row that `resolve` has just looked at; the n-step return only `with_return`.
 ///
 /// # Safety
 /// As [`fill_row`], and `scratch` is what `resolve` left for this row.
@@ -88,6 +122,7 @@ pub(crate) unsafe fn derive(
     target: Target,
     row: usize,
     scratch: &Scratch,
+    with_return: bool,
 ) {
     let derived = &layout.derived;
     // SAFETY: here and below, the columns' own types and steps, in the caller's row.
@@ -95,7 +130,7 @@ pub(crate) unsafe fn derive(
         if let Some(column) = derived.weight {
             target.set(layout, column, row, 0, weight);
         }
-        if let (Some(column), Some(sum)) = (derived.n_step_return, plan.sum) {
+        if let (Some(column), Some(sum), true) = (derived.n_step_return, plan.sum, with_return) {
             let mut total = 0f32;
             for k in 0..known.span as usize {
                 let record = scratch.table[sum.entry as usize + k];

@@ -21,11 +21,14 @@ mod writing;
 
 pub(crate) use config::{StoreConfig, StorePlan};
 pub(crate) use gather::{Scratch, Target};
+pub(crate) use plan::{Move, Plan};
 pub(crate) use records::Flags;
-pub(crate) use sampling::NoItems;
+pub(crate) use sampling::{NoItems, OpenGather};
 pub(crate) use selector::Selector;
 pub(crate) use writing::{NoChunk, Opened};
 pub use {loading::Loaded, saving::CheckpointError, saving::Saved};
+#[cfg(test)]
+pub(crate) use {plan::NOTHING, records::RecordLayout};
 
 use crate::error::Closed;
 use crate::layout::Layout;
@@ -33,7 +36,6 @@ use crate::memory::Ring;
 use crate::select::pace::Pacer;
 use crate::sync::lock;
 use book::Book;
-use plan::Plan;
 use records::Records;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};

@@ -18,6 +18,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Leaves begin at multiples of this many bytes within a record, and records end there: one vector load.
 pub(crate) const RECORD_ALIGN: usize = 16;
 
+/// A cache line, and how much of a record is read ahead of its copy.
+const LINE: usize = 64;
+const MOST_TOUCHED: usize = 1024;
+
 /// Where the leaves lie in a record.
 #[derive(Clone, Debug)]
 pub(crate) struct RecordLayout {
@@ -171,6 +175,24 @@ impl Records {
     pub(crate) unsafe fn meta(&self, record: u32) -> Meta {
         // SAFETY: it was written before it was published, and is not reused while a gather may read it (invariant 3).
         unsafe { *self.metas[record as usize].get() }
+    }
+
+    /// Reads what brings a record's meta into the caches and, `with_bytes`, its first lines; longer records go on by
+    /// themselves. What it returns is of no meaning.
+    ///
+    /// # Safety
+    /// As [`meta`](Records::meta).
+    #[inline]
+    pub(crate) unsafe fn touch(&self, record: u32, with_bytes: bool) -> u64 {
+        // SAFETY: the caller's duty.
+        let mut touched = unsafe { self.meta(record) }.step;
+        if with_bytes {
+            for line in (0..self.layout.bytes.min(MOST_TOUCHED)).step_by(LINE) {
+                // SAFETY: within the record, which stays as it is for the caller (invariant 3).
+                touched ^= u64::from(unsafe { self.address(record).add(line).read() });
+            }
+        }
+        touched
     }
 
     /// A lane begins chunk `chunk`, coming from `from`. Nothing of the chunk is published, and no gather reads it.

@@ -2,6 +2,7 @@
 
 use super::book::Issued;
 use super::gather::{self, Scratch, Target};
+use super::plan::Row;
 use super::records::Meta;
 use super::{State, Store, wait};
 use crate::error::Closed;
@@ -19,6 +20,31 @@ pub(crate) enum NoItems {
     /// Nobody writes any more, and what there is makes no further batch.
     Ended,
     Closed(Closed),
+}
+
+/// The right to read the records of a batch's rows, on behalf of a device. Its drop says that they were read.
+#[derive(Debug)]
+pub(crate) struct OpenGather {
+    store: Arc<Store>,
+    /// Taken by the end.
+    issued: Option<Issued>,
+    /// Keeps the mapping (invariant 7).
+    _ring: Arc<Ring>,
+}
+
+impl OpenGather {
+    /// Whether the device still reads is not known: the records are kept for good (invariant 4).
+    pub(crate) fn quarantine(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for OpenGather {
+    fn drop(&mut self) {
+        if let Some(issued) = self.issued.take() {
+            self.store.end_gather(issued);
+        }
+    }
 }
 
 /// Items that were chosen for a batch, and the right to read them.
@@ -108,6 +134,20 @@ impl Store {
         }
     }
 
+    /// Asks memory for what rows of these items begin with, all at once: what the host knows of their first records and,
+    /// `with_bytes`, the first bytes of these. Looked at one after the other they would be waited for one by one.
+    ///
+    /// # Safety
+    /// The items are of a selection that was not finished.
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn touch(&self, items: &[Selected], with_bytes: bool) {
+        let touched = items.iter().fold(0, |touched, Selected { item, .. }| {
+            // SAFETY: items of a gather that was issued and has not ended.
+            touched ^ unsafe { self.records.touch(*item, with_bytes) }
+        });
+        std::hint::black_box(touched);
+    }
+
     /// Fills row `row` of a batch with the sample of a selected item. Rows may be filled by several threads.
     ///
     /// # Safety
@@ -124,6 +164,29 @@ impl Store {
         let (parts, record) = ((&*self.layout, &self.plan, &self.records), selected.item);
         // SAFETY: an item when the selection's gather was issued; the row is the caller's.
         let known = unsafe { gather::fill_row(parts, record, selected.weight, target, row, scratch) };
+        self.record_of(record, &known)
+    }
+
+    /// As [`fill_row`](Store::fill_row), for a device that gathers: fills the row's `numbers` and the host's columns.
+    ///
+    /// # Safety
+    /// As [`fill_row`](Store::fill_row).
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn plan_row(
+        &self,
+        selected: &Selected,
+        row: usize,
+        target: Target,
+        scratch: &mut Scratch,
+        numbers: &mut [u32],
+    ) -> RowRecord {
+        let (parts, record) = ((&*self.layout, &self.plan, &self.records), selected.item);
+        // SAFETY: as above.
+        let known = unsafe { gather::plan_row(parts, record, selected.weight, target, row, scratch, numbers) };
+        self.record_of(record, &known)
+    }
+
+    fn record_of(&self, record: u32, known: &Row) -> RowRecord {
         let Meta { lane, step: first_step, version, .. } = known.first;
         let key = RowKey { record, generation: self.records.generation(record) };
         RowRecord { lane, length: known.length, first_step, version, key }
@@ -133,18 +196,40 @@ impl Store {
     /// not if the store was cleared since.
     pub(crate) fn finish(&self, selection: Selection, rows: usize) -> (Vec<Selected>, bool) {
         let Selection { items, clears, issued, .. } = selection;
+        let counts = self.counts(clears, rows);
+        self.end_gather(issued);
+        (items, counts)
+    }
+
+    /// As [`finish`](Store::finish) for a selection that a device is to gather: that has not ended yet.
+    pub(crate) fn hand_to_device(
+        self: &Arc<Store>,
+        selection: Selection,
+        rows: usize,
+    ) -> (Vec<Selected>, Option<OpenGather>) {
+        let Selection { items, clears, issued, _ring, .. } = selection;
+        let gather = OpenGather { store: self.clone(), issued: Some(issued), _ring };
+        (items, Some(gather).filter(|_| self.counts(clears, rows)))
+    }
+
+    /// Whether rows that were selected after so many clears still count; if not, they reach nobody.
+    fn counts(&self, clears: u64, rows: usize) -> bool {
         let mut state = lock(&self.state);
-        state.book.finish(issued);
         let counts = state.clears == clears;
         if !counts {
             state.pacer.give_back(rows as u64);
         }
+        counts
+    }
+
+    fn end_gather(&self, issued: Issued) {
+        let mut state = lock(&self.state);
+        state.book.finish(issued);
         let waiting = state.writers_waiting > 0;
         drop(state);
         if waiting {
             self.for_writers.notify_all();
         }
-        (items, counts)
     }
 
     /// The learner got rows.
