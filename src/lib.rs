@@ -64,6 +64,7 @@
 //! sync, metrics, episodes, error ─► weights    what every wait, count and end shares
 //! select                                       which steps of a store become a batch; keys alone
 //! cuda ─► memory                               CUDA found at run time; the ring and its page-locking
+//! mapped                                       device memory and page-locked memory for frameworks (a feature)
 //! slots, gate ─► store ─► gather ─► intake     stored steps, claims and leases: who may touch which bytes
 //! writer    batch ─► learner                   the two ends that users hold
 //! keys, sampling                               rows by name, and from stored steps to batches
@@ -87,6 +88,9 @@ mod pages {
     struct Replay;
     #[doc = include_str!("../docs/feeding.md")]
     struct Feeding;
+    #[cfg(feature = "mapped-allocator")]
+    #[doc = include_str!("../docs/mapped-allocator.md")]
+    struct MappedAllocator;
 }
 
 // The order of these lines is the order of dependence: a module uses only modules above it. `tests/layering.rs` checks
@@ -105,6 +109,9 @@ mod select;
 mod cuda;
 #[allow(unsafe_code)]
 mod memory;
+#[cfg(feature = "mapped-allocator")]
+#[allow(unsafe_code)]
+mod mapped;
 #[allow(unsafe_code)]
 mod slots;
 mod gate;
@@ -144,6 +151,8 @@ pub use intake::WhenFull;
 pub use keys::{Keys, UpdateError, Updated};
 pub use layout::{COLUMN_ALIGN, ColumnInfo, SLOT_ALIGN};
 pub use learner::{Batches, DeviceUseError, Learner, NextBatch, NextError, SelectError};
+#[cfg(feature = "mapped-allocator")]
+pub use mapped::{FreeError, KindStatistics, MappedAllocator, MappedError, MappedMemory, MappedStatistics, MemoryKind};
 pub use memory::{
     BudgetRefusal, MapOutcome, MemoryLimit, MemoryLimitKind, PinOutcome, PinPhase, PinProgress, PinReport, PinTimes,
     PinTrial, RegisterRefusal, RingError, SlotEnd,

@@ -6,7 +6,7 @@
 mod common;
 #[path = "common/feeding.rs"]
 mod feeding;
-#[path = "common/mapped.rs"]
+#[path = "common/gathered.rs"]
 mod mapped;
 
 use common::Watchdog;

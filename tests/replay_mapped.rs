@@ -9,7 +9,7 @@ mod common;
 mod feeding;
 #[path = "common/life.rs"]
 mod life;
-#[path = "common/mapped.rs"]
+#[path = "common/gathered.rs"]
 mod mapped;
 
 use feeding::{DEADLINE, assert_devices_are_clean, fake, learner_on, search, until};

@@ -68,11 +68,11 @@ def colour_of(way):
 
 
 def rounded_up(value):
-    """A round number at or above a value, for the end of an axis."""
+    """A number at or above a value whose quarters are round, for the end of an axis."""
     if value <= 0:
         return 1.0
     power = 10 ** math.floor(math.log10(value))
-    return next(power * step for step in (1, 1.5, 2, 3, 5, 7.5, 10) if power * step >= value)
+    return next(power * step for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10) if power * step >= value)
 
 
 # ---- what the learner's thread loses --------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def draw_stall(cases, heading, machine, path):
         "For each way: how much longer the host takes to dispatch a step, in microseconds, with an interval of 95 %.",
     )
     drawing.text(20, 30, heading, 17, weight="600")
-    drawing.text(20, 50, f"µs more than without data, median and 95 % interval; {machine}", 12, colour=FAINT)
+    drawing.text(20, 50, f"µs more than without data, median and 95 % interval, cut off at 0; {machine}", 12, colour=FAINT)
     left, right, y = 270, WIDTH - 90, 70
     for case in cases:
         rows = [row for row in case["rows"] if row["way"] != "nothing"]
@@ -149,16 +149,17 @@ def draw_sweep(ways, machine, path):
     heading = "How much longer a step takes, from launch-bound to GPU-bound"
     drawing = Drawing(heading, "For each way of feeding: µs more than without data, over the length of the 500 kernels.")
     drawing.text(20, 30, heading, 17, weight="600")
-    drawing.text(20, 50, f"µs more than without data, medians; 500 kernels a step, a batch of 34.3 MB; {machine}", 12, colour=FAINT)
+    about = f"µs more than without data, medians, on a logarithmic scale; 500 kernels of this length a step, a batch of 34.3 MB; {machine}"
+    drawing.text(20, 50, about, 12, colour=FAINT)
     points = [point for of_way in ways.values() for point in of_way]
     low, high = (math.log2(pick(point["kernel_us"] for point in points)) for pick in (min, max))
-    end = rounded_up(max(point["step_more_us"]["median"] for point in points))
-    left, right, top, bottom = 70, WIDTH - 40, 80, 340
+    decades = max(1, math.ceil(math.log10(max(1.0, *(point["step_more_us"]["median"] for point in points)))))
+    left, right, top, bottom = 70, WIDTH - 40, 80, 380
     x = lambda micros: left + (right - left) * (math.log2(micros) - low) / max(high - low, 1e-9)
-    y = lambda more: bottom - (bottom - top) * min(max(more, 0.0), end) / end
-    for step in range(5):
-        drawing.line(left, y(end * step / 4), right, y(end * step / 4))
-        drawing.text(left - 8, y(end * step / 4) + 4, f"{end * step / 4:,.0f}", 11, "end", FAINT)
+    y = lambda more: bottom - (bottom - top) * math.log10(max(more, 1.0)) / decades
+    for step in range(decades + 1):
+        drawing.line(left, y(10**step), right, y(10**step))
+        drawing.text(left - 8, y(10**step) + 4, f"{10**step:,}", 11, "end", FAINT)
     for micros in sorted({point["kernel_us"] for point in points}):
         drawing.text(x(micros), bottom + 18, f"{micros:g} µs", 11, "middle", FAINT)
     for index, (way, of_way) in enumerate(ways.items()):
@@ -176,7 +177,7 @@ def draw_sweep(ways, machine, path):
 
 SERIES = (
     ("one copy, by hand", "one copy a batch, by hand", COLOURS["hand"]),
-    ("pinring, rows there", "pinring", COLOURS["ours"]),
+    ("pinring, rows there", "pinring, rows there", COLOURS["ours"]),
     ("pinring, rows written", "pinring, rows written meanwhile", COLOURS["middle"]),
     ("a copy a leaf, by hand", "one copy a leaf, by hand", COLOURS["bad"]),
 )
@@ -223,10 +224,10 @@ def draw_rates(panels, machine, path):
             if points:
                 drawing.path([(x(size), y(rate)) for size, rate in points], colour)
     for index, (_, label, colour) in enumerate(SERIES):
-        at = 60 + index * 195
-        drawing.box(at, bottom + 36, 22, 4, colour)
-        drawing.text(at + 30, bottom + 42, label, 12)
-    drawing.height = bottom + 62
+        at, below = 60 + index % 2 * 390, bottom + 42 + index // 2 * 20
+        drawing.box(at, below - 5, 22, 4, colour)
+        drawing.text(at + 30, below, label, 12)
+    drawing.height = bottom + 62 + (len(SERIES) - 1) // 2 * 20
     drawing.save(path)
 
 
@@ -340,7 +341,7 @@ def selftest():
         assert figures["dispatch_stall"][0]["rows"][1]["more_us"]["median"] == 4500, figures
         assert [point["kernel_us"] for point in figures["sweep"]["pinring, rows there"]] == [2, 8, 32], figures
         assert len(figures["h2d"]["44"]["a copy a leaf, by hand"]) == 3, figures
-        assert rounded_up(4950) == 5000 and rounded_up(0) == 1 and rounded_up(54) == 75
+        assert rounded_up(4950) == 6000 and rounded_up(0) == 1 and rounded_up(54) == 60
     print("ok")
 
 

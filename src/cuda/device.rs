@@ -44,6 +44,18 @@ const NAME_BYTES: usize = 256;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RawStream(pub(crate) usize);
 
+/// What a graph capture has to do with a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Capture {
+    /// Nothing: work put into it runs.
+    None,
+    /// It is capturing, or its capture was lost and not yet ended.
+    Here,
+    /// It is the legacy default stream, and a stream ordered with that one captures: work put into it would break that
+    /// capture.
+    Elsewhere,
+}
+
 /// The retained primary context of one device. Cheap to clone; given back when the last clone, stream, event and
 /// memory of it is gone.
 #[derive(Clone)]
@@ -144,6 +156,22 @@ impl Device {
     /// other thread captures a graph in global mode, they would spoil its capture.
     pub(crate) fn relaxed<R>(&self, calls: impl FnOnce() -> R) -> R {
         relaxed(&self.0.table, calls)
+    }
+
+    /// Runs `calls` with this device's context current on the calling thread and puts back what was: for calls of a
+    /// runtime, which go to the current device. Where it cannot be made current the calls are made all the same, and
+    /// their own answers tell.
+    #[cfg(feature = "mapped-allocator")]
+    pub(crate) fn within<R>(&self, calls: impl FnOnce() -> R) -> R {
+        // SAFETY: the context was retained by `from_table` and is released only when `self.0` is gone.
+        let pushed = unsafe { (self.0.table.cuCtxPushCurrent_v2)(self.0.context) } == 0;
+        let result = calls();
+        if pushed {
+            let mut current = 0;
+            // SAFETY: the out-pointer is a live integer of ours.
+            self.0.note("cuCtxPopCurrent", unsafe { (self.0.table.cuCtxPopCurrent_v2)(&mut current) });
+        }
+        result
     }
 
     // ---- what it makes ----
@@ -354,20 +382,32 @@ impl Device {
         self.call("cuStreamSynchronize", |table| unsafe { (table.cuStreamSynchronize)(stream.0) })
     }
 
-    /// Whether work put into the stream now would go into a graph, or break one: it is capturing, its capture was
-    /// lost and not yet ended, or it is the legacy default stream while a stream ordered with that one captures.
+    /// Whether work put into the stream now would go into a graph, or break one.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is a live stream of this device.
+    pub(crate) unsafe fn is_capturing(&self, stream: RawStream) -> Result<bool, CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.capture(stream) }.map(|capture| capture != Capture::None)
+    }
+
+    /// What a graph capture has to do with the stream now.
     ///
     /// # Safety
     ///
     /// `stream` is a live stream of this device.
     #[doc(alias = "cuStreamIsCapturing")]
-    pub(crate) unsafe fn is_capturing(&self, stream: RawStream) -> Result<bool, CudaError> {
+    pub(crate) unsafe fn capture(&self, stream: RawStream) -> Result<Capture, CudaError> {
         let mut status = 0;
         // SAFETY: the stream is live by the caller's promise; the out-pointer is a live integer of ours.
         let answer = self.answer(|table| unsafe { (table.cuStreamIsCapturing)(stream.0, &mut status) })?;
         match answer {
-            code::STREAM_CAPTURE_IMPLICIT => Ok(true),
-            answer => self.0.table.check("cuStreamIsCapturing", answer).map(|()| status != 0),
+            code::STREAM_CAPTURE_IMPLICIT => Ok(Capture::Elsewhere),
+            answer => self.0.table.check("cuStreamIsCapturing", answer).map(|()| match status {
+                0 => Capture::None,
+                _ => Capture::Here,
+            }),
         }
     }
 

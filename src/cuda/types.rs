@@ -16,6 +16,8 @@ pub(crate) mod code {
     pub(crate) const DEVICES_UNAVAILABLE: i32 = 46;
     pub(crate) const NO_DEVICE: i32 = 100;
     pub(crate) const INVALID_DEVICE: i32 = 101;
+    #[cfg(feature = "mapped-allocator")]
+    pub(crate) const INVALID_HANDLE: i32 = 400;
     pub(crate) const NOT_READY: i32 = 600;
     pub(crate) const ILLEGAL_ADDRESS: i32 = 700;
     pub(crate) const CONTEXT_IS_DESTROYED: i32 = 709;

@@ -313,6 +313,9 @@ impl Feed {
     }
 
     fn store(&self, verb: &str) -> Result<&Store> {
+        if self.gate.is_inherited() {
+            return Err(Closed::UsedAfterFork.into());
+        }
         self.gate.store.as_deref().ok_or_else(|| {
             Error::new(ErrorKind::Misuse, format!("`{verb}` is of stored steps: build the feed with `.replay`"))
         })

@@ -1,10 +1,13 @@
 //! The ring's memory: how much may be had, where it comes from, how it is page-locked, and how it is given back.
 //!
-//! Bottom up: `os` (system calls) → `mapping`, `fork` → `prefault`, `registration` → `ring`. To the side: `budget`
+//! Bottom up: `os` (system calls) → `mapping`, `fork` → `prefault`, `registration` → `ring`, `block` (one registration
+//! alone). To the side: `budget`
 //! (may we?), `progress` (how far?), `report` (how did it go?), `error` (why not?), `trial` (all of it without a
 //! feed). This module owns the bytes of a feed and knows nothing of what they mean: no schema, no leases, no device
 //! memory, no copies.
 
+#[cfg(feature = "mapped-allocator")]
+mod block;
 mod budget;
 mod error;
 mod fork;
@@ -26,6 +29,8 @@ pub use self::progress::{PinPhase, PinProgress};
 pub use self::report::{PinReport, PinTimes};
 pub use self::trial::{MapOutcome, PinOutcome, PinTrial};
 
+#[cfg(feature = "mapped-allocator")]
+pub(crate) use self::block::PinnedBlock;
 pub(crate) use self::budget::memory_limit;
 pub(crate) use self::fork::ForkStamp;
 #[cfg(test)]

@@ -24,6 +24,16 @@ pub(super) fn default_threads() -> usize {
     thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_THREADS))
 }
 
+/// An allocation of many GiB is waited for by the program that asked: on large hosts it takes more of the cores.
+#[cfg(feature = "mapped-allocator")]
+const MOST_BLOCK_THREADS: usize = 16;
+
+/// The number of threads for a block: one a core, at most 16.
+#[cfg(feature = "mapped-allocator")]
+pub(super) fn block_threads() -> usize {
+    thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_BLOCK_THREADS))
+}
+
 /// Makes every page of `mapping` present. Returns how many threads worked at it.
 pub(super) fn prefault(mapping: &Mapping, threads: usize, watch: &PinWatch) -> Result<usize, RingError> {
     let next = AtomicUsize::new(0);

@@ -37,7 +37,7 @@ pub(crate) struct RingPlan {
 
 impl RingPlan {
     /// Length of the ring in bytes, if there can be such a ring.
-    fn bytes(&self) -> Result<usize, RingError> {
+    pub(super) fn bytes(&self) -> Result<usize, RingError> {
         let RingPlan { slot_bytes, slots, .. } = *self;
         if slot_bytes == 0 || slots == 0 {
             return Err(RingError::ZeroBytes { slots, slot_bytes });
@@ -141,19 +141,7 @@ impl Ring {
         // From here on `held` undoes everything if a later line returns.
         let (mut held, prefault_threads) = map(conditions, plan, bytes, Some(cuda.clone()), watch, &mut times)?;
 
-        let addresses = cuda.relaxed(|| {
-            watch.enter(PinPhase::Registering)?;
-            let began = Instant::now();
-            held.register(conditions.piece_bytes, watch, &conditions.host)?;
-            times.register = began.elapsed();
-
-            watch.enter(PinPhase::Verifying)?;
-            let began = Instant::now();
-            held.verify(watch)?;
-            let addresses = held.device_addresses()?;
-            times.verify = began.elapsed();
-            Ok::<_, RingError>(addresses)
-        })?;
+        let addresses = pin(&mut held, &cuda, conditions, watch, &mut times)?;
 
         watch.enter(PinPhase::Done)?;
         let report = PinReport {
@@ -244,7 +232,7 @@ impl Ring {
 }
 
 /// Refuses a ring that this process has no memory for. Nothing has been allocated.
-fn check_budget(bytes: usize, beside: usize, conditions: &Conditions) -> Result<(), RingError> {
+pub(super) fn check_budget(bytes: usize, beside: usize, conditions: &Conditions) -> Result<(), RingError> {
     if conditions.ignore_budget {
         return Ok(());
     }
@@ -259,7 +247,7 @@ fn check_budget(bytes: usize, beside: usize, conditions: &Conditions) -> Result<
 }
 
 /// Maps and pre-faults; also returns how many threads did.
-fn map(
+pub(super) fn map(
     conditions: &Conditions,
     plan: &RingPlan,
     bytes: usize,
@@ -277,4 +265,27 @@ fn map(
     let threads = prefault(&mapping, conditions.prefault_threads, watch)?;
     times.prefault = began.elapsed();
     Ok((Held::new(mapping, plan.slot_bytes, plan.slots, cuda), threads))
+}
+
+/// Page-locks every slot, verifies it, and asks for the device's address of each registration.
+pub(super) fn pin(
+    held: &mut Held,
+    cuda: &Cuda,
+    conditions: &Conditions,
+    watch: &PinWatch,
+    times: &mut PinTimes,
+) -> Result<Vec<u64>, RingError> {
+    cuda.relaxed(|| {
+        watch.enter(PinPhase::Registering)?;
+        let began = Instant::now();
+        held.register(conditions.piece_bytes, watch, &conditions.host)?;
+        times.register = began.elapsed();
+
+        watch.enter(PinPhase::Verifying)?;
+        let began = Instant::now();
+        held.verify(watch)?;
+        let addresses = held.device_addresses()?;
+        times.verify = began.elapsed();
+        Ok(addresses)
+    })
 }

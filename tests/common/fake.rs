@@ -557,6 +557,20 @@ impl Fake {
         address
     }
 
+    /// Frees that memory again.
+    pub fn free_user_memory(&self, address: u64) {
+        let f: unsafe extern "C" fn(u64) -> i32 = self.get("cudaFree");
+        // SAFETY: the fake looks the address up.
+        assert_eq!(unsafe { f(address) }, 0, "the memory is freed");
+    }
+
+    /// Queues a copy from the host to the device, as a framework does; its code.
+    pub fn user_copy_in(&self, dst: u64, src: *const u8, bytes: usize, stream: usize) -> i32 {
+        let f: unsafe extern "C" fn(u64, *const u8, usize, i32, usize) -> i32 = self.get("cudaMemcpyAsync");
+        // SAFETY: the tests keep both ranges until the copy has run; what is no device memory is refused.
+        unsafe { f(dst, src, bytes, 1, stream) }
+    }
+
     /// Begins a capture in a stream on this thread, as a framework does; `mode` as [`capture_mode`](Self::capture_mode)
     /// numbers them, 0 being the default of torch.
     pub fn begin_capture(&self, stream: usize, mode: u32) {

@@ -83,7 +83,7 @@ impl DeviceMemory {
     }
 
     /// The device that it is of.
-    #[cfg_attr(not(test), allow(dead_code))] // for tests
+    #[cfg_attr(not(any(test, feature = "mapped-allocator")), allow(dead_code))]
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }

@@ -1,0 +1,391 @@
+//! What the handles of one allocator share: the table of what is live and the lists of what was freed, under one lock which
+//! is not held while CUDA is called.
+//!
+//! It does not ask whether this process is a forked child, but for `free` and the end: the methods of `MappedAllocator` do,
+//! before they take the lock, which another thread of the parent may have held.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, TryLockError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::cuda::Cuda;
+use crate::cuda::device::{Device, RawStream};
+use crate::cuda::types::{CudaError, CudaSearch, code};
+use crate::memory::{ForkStamp, PinnedBlock, RingError};
+use crate::sync::lock;
+
+use super::backing::{Allocation, Backing, Pinned};
+use super::error::{FreeError, MappedError};
+use super::order::{self, Busy, Ordered, Waiting};
+use super::statistics::{Counts, MappedStatistics, MemoryKind, Place};
+
+/// What the cache of freed page-locked blocks holds at most, unless it is told otherwise.
+const CACHE_BYTES: usize = 1 << 30;
+/// How long an allocation that found no memory waits for freed memory that streams still use.
+const SHORTAGE_PATIENCE: Duration = Duration::from_secs(10);
+/// Page-locked allocations below this are not checked against the memory budget, which reads a dozen files.
+const BUDGET_BYTES: usize = 2 << 20;
+
+pub(super) struct Shared {
+    search: CudaSearch,
+    /// Of the process that first attached a device: only from then on is a forked child without CUDA.
+    stamp: OnceLock<ForkStamp>,
+    pub(super) pinned_mode: AtomicBool,
+    pub(super) ignore_budget: AtomicBool,
+    pub(super) cache_limit: AtomicUsize,
+    state: Mutex<State>,
+    /// Held by the one thread that looks for what has become free, also while it gives memory back.
+    collecting: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    devices: Vec<Device>,
+    /// By device address.
+    live: BTreeMap<u64, Allocation>,
+    /// In the order of their frees.
+    waiting: VecDeque<Waiting>,
+    /// Page-locked and used by nobody, the oldest first.
+    cached: VecDeque<Backing>,
+    captured: Vec<Backing>,
+    /// Kept for ever (invariant 4).
+    quarantined: Vec<Backing>,
+    counts: Counts,
+}
+
+/// Whether more free memory might have helped.
+fn is_shortage(error: &MappedError) -> bool {
+    match error {
+        MappedError::DeviceMemory { source, .. } => source.code() == code::MEMORY_ALLOCATION,
+        MappedError::PageLocked { source, .. } => match &**source {
+            RingError::Budget(_) | RingError::Map { .. } => true,
+            RingError::Register(refusal) => refusal.source.code() == code::MEMORY_ALLOCATION,
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+impl Shared {
+    pub(super) fn new(search: CudaSearch) -> Shared {
+        Shared {
+            search,
+            stamp: OnceLock::new(),
+            pinned_mode: AtomicBool::new(false),
+            ignore_budget: AtomicBool::new(false),
+            cache_limit: AtomicUsize::new(CACHE_BYTES),
+            state: Mutex::default(),
+            collecting: Mutex::new(()),
+        }
+    }
+
+    /// Whether this process is a forked child of the one that uses the allocator.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.stamp.get().is_some_and(|stamp| stamp.is_inherited())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    pub(super) fn statistics(&self, device: Option<i32>) -> MappedStatistics {
+        self.state().counts.statistics(device)
+    }
+
+    pub(super) fn reset_peaks(&self, device: Option<i32>) {
+        self.state().counts.reset_peaks(device);
+    }
+
+    /// As [`MappedAllocator::host_ptr_of`](super::MappedAllocator::host_ptr_of).
+    pub(super) fn host_ptr_of(&self, device_ptr: u64) -> Option<NonNull<u8>> {
+        let state = self.state();
+        let (start, allocation) = state.live.range(..=device_ptr).next_back()?;
+        let offset = usize::try_from(device_ptr - start).ok().filter(|offset| *offset < allocation.bytes)?;
+        // SAFETY: the offset is below the length that was asked for, which is within the block.
+        allocation.backing.host().map(|host| unsafe { host.add(offset) })
+    }
+
+    /// Notes a stream for the free of the allocation that the address lies in; false where there is none.
+    pub(super) fn record_stream(&self, address: u64, stream: RawStream) -> bool {
+        let mut state = self.state();
+        let Some((start, allocation)) = state.live.range_mut(..=address).next_back() else { return false };
+        let inside = address - start < allocation.bytes as u64;
+        if inside && !allocation.streams.contains(&stream) {
+            allocation.streams.push(stream);
+        }
+        inside
+    }
+
+    /// As [`MappedAllocator::allocate`](super::MappedAllocator::allocate), of a size that was checked.
+    pub(super) fn allocate(&self, kind: MemoryKind, bytes: usize, device: i32) -> Result<u64, MappedError> {
+        let device = self.device(device)?;
+        device.relaxed(|| {
+            self.collect();
+            match self.make(kind, bytes, &device) {
+                Err(error) if is_shortage(&error) && self.holds_freed() => {
+                    self.release(SHORTAGE_PATIENCE);
+                    self.make(kind, bytes, &device)
+                }
+                made => made,
+            }
+        })
+    }
+
+    /// As [`MappedAllocator::release_captured`](super::MappedAllocator::release_captured), with its promise.
+    pub(super) fn release_captured(&self) -> usize {
+        let captured = {
+            let mut state = self.state();
+            let captured = std::mem::take(&mut state.captured);
+            captured.iter().for_each(|backing| state.leave(Place::Captured, backing));
+            captured
+        };
+        captured.iter().map(Backing::bytes).sum() // and they are dropped
+    }
+
+    /// The device, attached once. CUDA is not called under the lock: the first call takes as long as it takes.
+    fn device(&self, ordinal: i32) -> Result<Device, MappedError> {
+        let known = |state: &State| state.devices.iter().find(|device| device.ordinal() == ordinal).cloned();
+        if let Some(device) = known(&self.state()) {
+            return Ok(device);
+        }
+        let device = Device::attach(&self.search, ordinal)?;
+        self.stamp.get_or_init(ForkStamp::now);
+        let mut state = self.state();
+        // Another thread may have attached it meanwhile: then that one is used.
+        Ok(known(&state).unwrap_or_else(|| {
+            state.devices.push(device.clone());
+            device
+        }))
+    }
+
+    /// Makes an allocation, or takes one from the cache.
+    fn make(&self, kind: MemoryKind, bytes: usize, device: &Device) -> Result<u64, MappedError> {
+        let backing = match kind {
+            MemoryKind::Device => self.make_device(bytes, device)?,
+            MemoryKind::PageLocked => {
+                let cached = self.state().take_cached(bytes, device); // and the lock is free again
+                cached.map_or_else(|| self.make_page_locked(bytes, device), Ok)?
+            }
+        };
+        let address = backing.address();
+        let mut state = self.state();
+        state.counts.made(device.ordinal(), kind, bytes);
+        state.live.insert(address, Allocation { backing, bytes, streams: Vec::new() });
+        Ok(address)
+    }
+
+    fn make_device(&self, bytes: usize, device: &Device) -> Result<Backing, MappedError> {
+        device.alloc(bytes).map(Backing::Device).map_err(|source| {
+            let held = self.state().counts.statistics(Some(device.ordinal())).device;
+            let (device, live, waiting) = (device.ordinal(), held.live_bytes, held.waiting_bytes);
+            MappedError::DeviceMemory { bytes, device, live, waiting, source }
+        })
+    }
+
+    fn make_page_locked(&self, bytes: usize, device: &Device) -> Result<Backing, MappedError> {
+        let ignore_budget = self.ignore_budget.load(Ordering::Relaxed) || bytes < BUDGET_BYTES;
+        let block = device.within(|| PinnedBlock::new(bytes, ignore_budget, || Cuda::find(&self.search)));
+        match block {
+            Ok(block) => Ok(Backing::PageLocked(Pinned::new(device.clone(), block))),
+            Err(source) => {
+                let held = self.state().counts.statistics(None).page_locked;
+                let (device, live, waiting) = (device.ordinal(), held.live_bytes, held.waiting_bytes);
+                Err(MappedError::PageLocked { bytes, device, live, waiting, source: Box::new(source) })
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`MappedAllocator::free`](super::MappedAllocator::free); without a stream, nothing but the recorded streams uses the memory.
+    pub(super) unsafe fn free(&self, address: u64, stream: Option<RawStream>) -> Result<(), FreeError> {
+        if self.is_inherited() {
+            return Ok(()); // the parent's; this process has a wiped copy of the addresses
+        }
+        let (allocation, devices) = {
+            let mut state = self.state();
+            let Some(allocation) = state.live.remove(&address) else {
+                return Err(FreeError::Unknown { address, inside: state.inside(address) });
+            };
+            let (ordinal, kind) = (allocation.backing.device().ordinal(), allocation.backing.kind());
+            state.counts.freed(ordinal, kind, allocation.bytes);
+            (allocation, state.devices.clone())
+        };
+        let Allocation { backing, bytes, mut streams } = allocation;
+        if let Some(stream) = stream.filter(|stream| !streams.contains(stream)) {
+            streams.push(stream);
+        }
+        let device = backing.device().clone();
+        device.relaxed(|| {
+            // SAFETY: the caller's promise for `stream`, that of `record_stream` for the others.
+            let ordered = unsafe { order::order(backing, &streams, &devices) };
+            let lost = self.settle(ordered).map(|source| FreeError::Unordered { address, bytes, source });
+            self.collect();
+            lost.map_or(Ok(()), Err)
+        })
+    }
+
+    /// Puts a freed allocation where it belongs. An error is why it was quarantined.
+    fn settle(&self, ordered: Ordered) -> Option<CudaError> {
+        let mut state = self.state();
+        match ordered {
+            Ordered::Waiting(waiting) => {
+                state.enter(Place::Waiting, &waiting.backing);
+                state.waiting.push_back(waiting);
+            }
+            Ordered::Captured(backing) => {
+                state.enter(Place::Captured, &backing);
+                state.captured.push(backing);
+            }
+            Ordered::Done(backing) => {
+                let over = state.done(backing, self.cache_limit.load(Ordering::Relaxed));
+                drop(state);
+                drop(over); // with CUDA calls: not under the lock
+            }
+            Ordered::Lost(backing, error) => {
+                tracing::warn!(
+                    bytes = backing.bytes(),
+                    %error,
+                    "freed memory is kept for the rest of the process: it cannot be known when its streams have done with it"
+                );
+                state.enter(Place::Quarantined, &backing);
+                state.quarantined.push(backing);
+                return Some(error);
+            }
+        }
+        None
+    }
+
+    /// Looks for what streams have done with, unless another thread does.
+    fn collect(&self) {
+        match self.collecting.try_lock() {
+            Ok(_turn) => self.collect_now(),
+            Err(TryLockError::Poisoned(poisoned)) => {
+                let _turn = poisoned.into_inner();
+                self.collect_now();
+            }
+            Err(TryLockError::WouldBlock) => {}
+        }
+    }
+
+    /// The same for the thread that holds `collecting`: only such a one takes from the list.
+    fn collect_now(&self) {
+        let waiting = std::mem::take(&mut self.state().waiting);
+        let Some(first) = waiting.front() else { return };
+        let device = first.backing.device().clone();
+        device.relaxed(|| {
+            let (mut still, mut busy) = (VecDeque::new(), Busy::new());
+            for waiting in waiting {
+                let (ordinal, kind) = (waiting.backing.device().ordinal(), waiting.backing.kind());
+                let bytes = waiting.backing.bytes();
+                match waiting.poll(&mut busy) {
+                    Ordered::Waiting(waiting) => still.push_back(waiting),
+                    settled => {
+                        self.state().counts.leave(Place::Waiting, ordinal, kind, bytes);
+                        self.settle(settled);
+                    }
+                }
+            }
+            let mut state = self.state();
+            still.append(&mut state.waiting); // freed meanwhile
+            state.waiting = still;
+        });
+    }
+
+    /// Whether there is freed memory that could be given back. By the counts: another thread may be looking through the list.
+    fn holds_freed(&self) -> bool {
+        let held = self.statistics(None);
+        [held.page_locked, held.device].iter().any(|held| held.waiting_bytes + held.cached_bytes > 0)
+    }
+
+    /// As [`MappedAllocator::release_cached`](super::MappedAllocator::release_cached).
+    pub(super) fn release(&self, patience: Duration) -> usize {
+        let _turn = lock(&self.collecting);
+        let begun = Instant::now();
+        let mut pause = Duration::from_micros(100);
+        loop {
+            self.collect_now();
+            let cached = {
+                let mut state = self.state();
+                let cached = std::mem::take(&mut state.cached);
+                cached.iter().for_each(|backing| state.leave(Place::Cached, backing));
+                cached
+            };
+            drop(cached);
+            let still = self.statistics(None);
+            let still = still.page_locked.waiting_bytes + still.device.waiting_bytes;
+            let left = patience.saturating_sub(begun.elapsed());
+            if still == 0 || left.is_zero() {
+                return still;
+            }
+            thread::sleep(pause.min(left));
+            pause = (2 * pause).min(Duration::from_millis(2));
+        }
+    }
+}
+
+impl State {
+    fn enter(&mut self, place: Place, backing: &Backing) {
+        self.counts.enter(place, backing.device().ordinal(), backing.kind(), backing.bytes());
+    }
+
+    fn leave(&mut self, place: Place, backing: &Backing) {
+        self.counts.leave(place, backing.device().ordinal(), backing.kind(), backing.bytes());
+    }
+
+    /// Memory that nobody uses any more: into the cache if it is page-locked. Returns what is to be given back.
+    fn done(&mut self, backing: Backing, limit: usize) -> Vec<Backing> {
+        if backing.kind() == MemoryKind::Device || backing.bytes() > limit {
+            return vec![backing];
+        }
+        self.enter(Place::Cached, &backing);
+        self.cached.push_back(backing);
+        let mut over = Vec::new();
+        let mut held: usize = self.cached.iter().map(Backing::bytes).sum();
+        while held > limit {
+            let Some(oldest) = self.cached.pop_front() else { break };
+            held -= oldest.bytes();
+            self.leave(Place::Cached, &oldest);
+            over.push(oldest);
+        }
+        over
+    }
+
+    /// The block in the cache that has just the pages for `bytes`, the one freed last.
+    fn take_cached(&mut self, bytes: usize, device: &Device) -> Option<Backing> {
+        let bytes = PinnedBlock::rounded(bytes)?;
+        let at = self.cached.iter().rposition(|backing| backing.bytes() == bytes && backing.device().is(device))?;
+        let backing = self.cached.remove(at)?;
+        self.leave(Place::Cached, &backing);
+        Some(backing)
+    }
+
+    /// The start of the live allocation that an address lies in, but not at its start.
+    fn inside(&self, address: u64) -> Option<u64> {
+        let (start, allocation) = self.live.range(..address).next_back()?;
+        (address - start < allocation.bytes as u64).then_some(*start)
+    }
+}
+
+impl Drop for Shared {
+    /// The last handle is gone. What is live is in somebody's use, and what waits or was captured may be in a stream's:
+    /// that stays for the rest of the process (invariant 3).
+    fn drop(&mut self) {
+        if self.is_inherited() {
+            return; // the memory's own drops call no CUDA here
+        }
+        self.collect();
+        let mut state = self.state();
+        let live = std::mem::take(&mut state.live);
+        let (waiting, captured) = (std::mem::take(&mut state.waiting), std::mem::take(&mut state.captured));
+        let quarantined = std::mem::take(&mut state.quarantined);
+        let held = state.counts.statistics(None);
+        let bytes = held.page_locked.held_bytes() - held.page_locked.cached_bytes + held.device.held_bytes();
+        if bytes > 0 {
+            tracing::warn!(bytes, "a mapped allocator was dropped before what it had allocated, which is kept");
+        }
+        std::mem::forget((live, waiting, captured, quarantined));
+    }
+}
