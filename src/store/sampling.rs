@@ -29,7 +29,7 @@ pub(crate) struct OpenGather {
     /// Taken by the end.
     issued: Option<Issued>,
     /// Keeps the mapping (invariant 7).
-    _ring: Arc<Ring>,
+    ring: Arc<Ring>,
 }
 
 impl OpenGather {
@@ -41,6 +41,9 @@ impl OpenGather {
 
 impl Drop for OpenGather {
     fn drop(&mut self) {
+        if self.ring.stamp().is_inherited() {
+            return; // the store is the parent's, and so is whoever held its lock at the fork
+        }
         if let Some(issued) = self.issued.take() {
             self.store.end_gather(issued);
         }
@@ -208,7 +211,7 @@ impl Store {
         rows: usize,
     ) -> (Vec<Selected>, Option<OpenGather>) {
         let Selection { items, clears, issued, _ring, .. } = selection;
-        let gather = OpenGather { store: self.clone(), issued: Some(issued), _ring };
+        let gather = OpenGather { store: self.clone(), issued: Some(issued), ring: _ring };
         (items, Some(gather).filter(|_| self.counts(clears, rows)))
     }
 
