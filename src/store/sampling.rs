@@ -59,7 +59,7 @@ pub(crate) struct Selection {
     clears: u64,
     issued: Issued,
     /// Keeps the mapping (invariant 7).
-    _ring: Arc<Ring>,
+    ring: Arc<Ring>,
 }
 
 impl Store {
@@ -90,7 +90,7 @@ impl Store {
             let mut state = lock(&self.state);
             state.pacer.give_back((self.layout.rows - items.len()) as u64);
             if !items.is_empty() {
-                return Ok(Selection { items, pass, begun, clears, issued, _ring: ring });
+                return Ok(Selection { items, pass, begun, clears, issued, ring });
             }
             state.book.finish(issued);
             if state.ended {
@@ -210,8 +210,8 @@ impl Store {
         selection: Selection,
         rows: usize,
     ) -> (Vec<Selected>, Option<OpenGather>) {
-        let Selection { items, clears, issued, _ring, .. } = selection;
-        let gather = OpenGather { store: self.clone(), issued: Some(issued), ring: _ring };
+        let Selection { items, clears, issued, ring, .. } = selection;
+        let gather = OpenGather { store: self.clone(), issued: Some(issued), ring };
         (items, Some(gather).filter(|_| self.counts(clears, rows)))
     }
 
