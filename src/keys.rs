@@ -2,10 +2,11 @@
 //!
 //! Owns what a key is, and the checks before priorities reach a store. What it does not do: hold steps, or wait.
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Closed, Error, ErrorKind};
 use crate::intake::IntakeGate;
 use crate::select::PriorityError;
 use crate::slots::{RowKey, RowRecord};
+use crate::store::Store;
 use std::sync::Arc;
 
 /// Where the rows of a batch came from: lane and step of each, and how often the memory that it lies in had been used, so
@@ -76,11 +77,18 @@ pub enum UpdateError {
     /// The keys are another feed's, or of a feed that keeps no steps.
     #[error("these keys are not of this feed's store: keys come from batches of a feed built with `.replay`")]
     Foreign,
+    /// This process was forked from the one that started the feed.
+    #[error(transparent)]
+    Closed(#[from] Closed),
 }
 
 impl From<UpdateError> for Error {
     fn from(error: UpdateError) -> Error {
-        let kind = if error == UpdateError::Foreign { ErrorKind::Misuse } else { ErrorKind::Input };
+        let kind = match error {
+            UpdateError::Closed(closed) => return closed.into(),
+            UpdateError::Foreign => ErrorKind::Misuse,
+            UpdateError::Length { .. } | UpdateError::Priority(_) => ErrorKind::Input,
+        };
         Error::from_source(kind, error)
     }
 }
@@ -107,7 +115,7 @@ impl Keys {
     }
 
     pub(crate) fn update(&self, gate: &IntakeGate, priorities: &[f32]) -> Result<Updated, UpdateError> {
-        let store = gate.store.as_ref().filter(|_| self.home == home(gate)).ok_or(UpdateError::Foreign)?;
+        let store = self.store(gate)?;
         let (keys, given) = (self.keys.len(), priorities.len());
         if keys != given {
             return Err(UpdateError::Length { keys, priorities: given });
@@ -121,8 +129,15 @@ impl Keys {
     }
 
     pub(crate) fn peek(&self, gate: &IntakeGate) -> Result<Vec<Option<f32>>, UpdateError> {
-        let store = gate.store.as_ref().filter(|_| self.home == home(gate)).ok_or(UpdateError::Foreign)?;
-        Ok(store.peek(self.keys.iter().map(|key| key.key)))
+        Ok(self.store(gate)?.peek(self.keys.iter().map(|key| key.key)))
+    }
+
+    /// The store that these are keys of, if it is the gate's.
+    fn store<'g>(&self, gate: &'g IntakeGate) -> Result<&'g Store, UpdateError> {
+        if gate.is_inherited() {
+            return Err(Closed::UsedAfterFork.into());
+        }
+        gate.store.as_deref().filter(|_| self.home == home(gate)).ok_or(UpdateError::Foreign)
     }
 }
 

@@ -164,5 +164,6 @@ pub use select::{
     Draws, Fifo, Lifo, MaxTimes, Normalize, Pace, PaceError, PaceWait, Pass, Prioritized, PriorityError, Sampler,
     SamplerError, Selected, Uniform, WithoutReplacement,
 };
+pub use store::{CheckpointError, Loaded, Saved};
 pub use weights::Weights;
 pub use writer::{CommitError, EpisodeMut, FinalMut, PolicyError, PutError, StepError, StepMut, Writer};

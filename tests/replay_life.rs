@@ -330,3 +330,60 @@ alone! {
         assert_eq!(times, [2; 100]);
     }
 }
+
+unsafe extern "C" {
+    safe fn fork() -> i32;
+    fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
+    safe fn _exit(status: i32) -> !;
+}
+
+/// Runs `body` in a forked child, which must not panic.
+fn in_child(body: impl FnOnce()) {
+    let child = fork();
+    if child == 0 {
+        _exit(i32::from(std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_err()));
+    }
+    let mut status = 0;
+    // SAFETY: a child of ours, and an integer of ours.
+    assert_eq!(unsafe { waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0, "the child");
+}
+
+alone! {
+    /// Whoever held a lock at the fork does not exist there: everything is refused before one is taken.
+    fn a_forked_child_is_refused_everything() {
+        let pairs = Pairs::new();
+        let feed = pairs.builder().start().unwrap();
+        let (mut writer, learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
+        pairs.write(&mut writer, 0..20).unwrap();
+        let keys = learner.next_batch().unwrap().keys();
+        let mut open = Some(writer.step().unwrap());
+        open.as_mut().unwrap().put(pairs.obs, &[20.0, 20.0]).unwrap();
+        in_child(|| {
+            let committed = open.take().unwrap().commit();
+            assert!(matches!(committed, Err(CommitError::Closed(Closed::UsedAfterFork))));
+        });
+        open.take().expect("taken in the child, not here").commit().unwrap();
+        drop(open);
+        let mut kept = Some((writer, learner, feed));
+        in_child(|| {
+            let (mut writer, learner, feed) = kept.take().unwrap();
+            assert!(matches!(writer.step(), Err(StepError::Closed(Closed::UsedAfterFork))));
+            assert_eq!(writer.abandon(0).unwrap_err().kind(), ErrorKind::Misuse);
+            assert_eq!(learner.next_batch().unwrap_err(), NextError::Closed(Closed::UsedAfterFork));
+            let update = learner.update_priorities(&keys, &[1.0; 8]).unwrap_err();
+            assert_eq!(update, UpdateError::Closed(Closed::UsedAfterFork));
+            for error in [
+                feed.peek(&keys).map(drop).unwrap_err(),
+                feed.set_beta(0.5).unwrap_err(),
+                feed.clear().unwrap_err(),
+                feed.save("nowhere").map(drop).unwrap_err(),
+                feed.load("nowhere").map(drop).unwrap_err(),
+            ] {
+                assert_eq!(error.kind(), ErrorKind::Misuse, "{error}");
+            }
+        });
+        let (_writer, learner, _feed) = kept.take().expect("taken in the child, not here");
+        pairs.check(&learner.next_batch().unwrap());
+    }
+}

@@ -30,6 +30,8 @@ fn rules(rng: &mut Rng) -> Rules {
 
 struct Setting {
     rules: Rules,
+    /// Makes another feed like `feed`, of that capacity.
+    builder: Box<dyn Fn(usize) -> FeedBuilder>,
     feed: Feed,
     leaves: Leaves,
     derived: Derived,
@@ -53,7 +55,7 @@ fn setting(rng: &mut Rng, seed: u64) -> Setting {
     let derived = Derived::ask(&mut sample, &leaves, &rules);
     let (lanes, rows, buffers) = (1 + rng.below(4) as usize, 1 + rng.below(9) as usize, 1 + rng.below(2) as usize);
     let mut capacity = 1 + rng.below(60) as usize;
-    let builder = |capacity| {
+    let builder = move |capacity| {
         let builder = Feed::builder(sample.clone()).batch(rows).buffers(buffers).lanes(lanes).seed(seed);
         builder.replay(capacity, WithoutReplacement::new()).pace(Pace::min_size(1))
     };
@@ -65,7 +67,7 @@ fn setting(rng: &mut Rng, seed: u64) -> Setting {
     let chunks = capacity.div_ceil(model.chunk) + lanes + 2;
     assert_eq!(footprint.store_records, chunks * model.chunk);
     let feed = builder(capacity).start().unwrap();
-    Setting { rules, feed, leaves, derived, model }
+    Setting { rules, builder: Box::new(builder), feed, leaves, derived, model }
 }
 
 fn commit(rng: &mut Rng, setting: &mut Setting, writer: &mut Writer, name: u64, attempt: u64) {
@@ -141,6 +143,39 @@ fn pass(setting: &Setting, learner: &Learner, check: bool) -> BTreeSet<(usize, u
     }
 }
 
+/// The same samples and values from a file, and in a store that has room for fewer, as if that had been the store.
+fn restored(setting: &Setting, items: &BTreeSet<(usize, u64)>, seed: u64) {
+    let path = common::scratch("replay-model").join("store.safetensors");
+    let saved = setting.feed.save(&path).unwrap();
+    let held: usize = setting.model.lanes.iter().map(|lane| lane.records.len() - lane.live).sum();
+    assert_eq!(saved.records, held);
+    let feed = (setting.builder)(setting.model.capacity).start().unwrap();
+    for _ in 0..2 {
+        let loaded = feed.load(&path).unwrap();
+        assert_eq!((loaded.records, loaded.live, loaded.resumed), (held, held, true));
+    }
+    assert_eq!(feed.metrics().stored_samples, items.len(), "seed {seed}, {:?}", setting.rules);
+    let learner = feed.learner().unwrap();
+    (0..2).for_each(|_| drop(pass(setting, &learner, false)));
+    assert_eq!(&pass(setting, &learner, true), items, "seed {seed}, {:?}", setting.rules);
+    // A store of more room has the same; one of less some of them.
+    for capacity in [setting.model.capacity * 3 + 1, setting.model.capacity / 2] {
+        let Ok(feed) = (setting.builder)(capacity).start() else { continue };
+        let loaded = feed.load(&path).unwrap();
+        assert_eq!((loaded.records, loaded.resumed), (held, false));
+        if capacity < setting.model.capacity || feed.metrics().stored_samples == 0 {
+            assert!(feed.metrics().stored_samples <= items.len());
+        } else {
+            assert_eq!(feed.metrics().stored_samples, items.len(), "seed {seed}, {:?}", setting.rules);
+        }
+        if feed.metrics().stored_samples > 0 {
+            let learner = feed.learner().unwrap();
+            let seen = pass(setting, &learner, false);
+            assert!(seen.is_subset(items), "seed {seed}: {seen:?} of {items:?}");
+        }
+    }
+}
+
 fn run(seed: u64) {
     let mut rng = Rng(seed);
     let mut setting = setting(&mut rng, seed);
@@ -192,6 +227,9 @@ fn run(seed: u64) {
         pass(&setting, &learner, false);
         pass(&setting, &learner, false);
         assert_eq!(pass(&setting, &learner, true), items, "seed {seed}, {:?}", setting.rules);
+        if seed.is_multiple_of(3) {
+            restored(&setting, &items, seed);
+        }
     }
 }
 

@@ -25,10 +25,11 @@ use crate::layout::ColumnInfo;
 use crate::learner::Learner;
 use crate::memory::{PinReport, memory_limit};
 use crate::metrics::Metrics;
-use crate::store::Store;
+use crate::store::{CheckpointError, Loaded, Saved, Store};
 use crate::sync::lock;
 use crate::writer::Writer;
 use std::ffi::c_void;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -274,14 +275,47 @@ impl Feed {
     /// [`ErrorKind::Misuse`] without a replay store.
     pub fn clear(&self) -> Result<()> {
         self.store("clear")?.clear();
-        // Where devices have their turns, every batch that has a number is somebody's.
-        if self.desks.iter().all(|desk| desk.seat.is_none()) {
-            self.gate.discard_waiting();
-        }
+        self.discard_waiting();
         Ok(())
     }
 
+    /// Where devices have their turns, every batch that has a number is somebody's.
+    fn discard_waiting(&self) {
+        if self.desks.iter().all(|desk| desk.seat.is_none()) {
+            self.gate.discard_waiting();
+        }
+    }
+
+    /// Saves the replay store in a file, while it is written and sampled: what is live now, the priorities, the sampler's
+    /// state and draws, and how far the pace is. The form is [safetensors](https://github.com/huggingface/safetensors), which
+    /// Python opens: a leaf is an array under its own name, a record (a step, or the final observation of an episode) a row. The
+    /// file takes its name when it is whole. A writer that catches up waits for a chunk at a time; batches that were
+    /// selected are not saved.
+    ///
+    /// # Errors
+    /// [`CheckpointError`](crate::CheckpointError), as the kind [`ErrorKind::File`] or [`ErrorKind::Misuse`].
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<Saved> {
+        Ok(self.store("save")?.save(path.as_ref())?)
+    }
+
+    /// Replaces what the replay store holds by a file that [`save`](Feed::save) wrote, or another program in that form. Before
+    /// writers are made. The settings of this feed stand: what is more than its capacity is left out, the oldest first. If
+    /// store and sampler are of the same settings, selections go on exactly where they were.
+    ///
+    /// # Errors
+    /// [`CheckpointError`](crate::CheckpointError). A file that does not fit leaves everything as it was.
+    pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded> {
+        let (store, lanes) = (self.store("load")?, self.gate.lanes.taken());
+        if lanes > 0 {
+            return Err(CheckpointError::Writers { lanes }.into());
+        }
+        Ok(store.load(path.as_ref(), &|| self.discard_waiting())?)
+    }
+
     fn store(&self, verb: &str) -> Result<&Store> {
+        if self.gate.is_inherited() {
+            return Err(Closed::UsedAfterFork.into());
+        }
         self.gate.store.as_deref().ok_or_else(|| {
             Error::new(ErrorKind::Misuse, format!("`{verb}` is of stored steps: build the feed with `.replay`"))
         })

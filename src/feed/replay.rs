@@ -18,7 +18,8 @@ pub(super) fn gather_threads() -> usize {
 
 impl FeedBuilder {
     /// Keeps the last `capacity` steps in a store and fills batches with samples of it, as `sampler` chooses them; the
-    /// sample is then a [`Sample::transition`](crate::Sample::transition) or a [`Sample::sequence`](crate::Sample::sequence). The store lies in the ring, page-locked if the ring
+    /// sample is then a [`Sample::transition`](crate::Sample::transition) or a
+    /// [`Sample::sequence`](crate::Sample::sequence). The store lies in the ring, page-locked if the ring
     /// is, and each step is in it once. Within episodes an ended one takes a record more, for its final observation. Without
     /// this a feed delivers each sample once, in the order of writing. [`lanes`](FeedBuilder::lanes) must be given.
     ///

@@ -6,7 +6,7 @@ use super::rounds::Seat;
 use crate::cuda::device::Stream;
 use crate::cuda::types::CudaError;
 use crate::error::Closed;
-use crate::gather::{Gathering, Loaded};
+use crate::gather::{GatherKernel, Gathering};
 use crate::intake::Sealed;
 use crate::sync::{Patience, Spin, Unpark, panic_text};
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ pub(crate) struct Feeder {
     desk: Arc<Desk>,
     stream: Stream,
     /// The kernel that gathers batches from the mapped store.
-    kernel: Option<Loaded>,
+    kernel: Option<GatherKernel>,
     /// In the order in which they came back: the first is the likeliest to be idle.
     free: VecDeque<Buffer>,
     /// Where this thread gathers: came back, and the learner's stream may still use them. A gather into one of them would
@@ -58,7 +58,7 @@ impl Feeder {
         let stream = device.stream(gathering.is_some())?; // a gather is in nobody's way
         let mut kernel = None;
         if let Some((gathering, parts)) = gathering.and_then(|gathering| Some((gathering, gathering.parts()?))) {
-            let loaded = Loaded::new(device, &stream, parts, gathering.blocks);
+            let loaded = GatherKernel::new(device, &stream, parts, gathering.blocks);
             gathering
                 .loaded(loaded.as_ref().map(drop).map_err(|error| format!("the kernel could not be loaded: {error}")));
             kernel = loaded.ok().map(|loaded| (loaded, parts.0.bytes()));

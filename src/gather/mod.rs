@@ -1,7 +1,7 @@
 //! Batches gathered by the device: a kernel that reads the page-locked store through its mapped address.
 //!
 //! Owns who gathers ([`Gathering`]: what was asked for, what is possible, and why), the tables that the kernel works from
-//! ([`Tables`]), the kernel itself with its text ([`Loaded`]), and its walk on the host for tests (`emulate`). The host
+//! ([`Tables`]), the kernel itself with its text ([`GatherKernel`]), and its walk on the host for tests (`emulate`). The host
 //! resolves windows to records and computes the columns that are no leaf's; the device moves the bytes of leaves and adds
 //! up n-step returns. What it does not do: choose rows, or copy leaves on the host: that is `store`'s.
 //!
@@ -12,17 +12,17 @@
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod emulate;
+#[allow(unsafe_code)]
+mod kernel;
 #[cfg_attr(not(test), expect(dead_code, reason = "`emulate` reads what the tables write"))]
 mod launch;
-#[allow(unsafe_code)]
-mod loaded;
 mod tables;
 
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod tests;
 
-pub(crate) use loaded::Loaded;
+pub(crate) use kernel::GatherKernel;
 pub(crate) use tables::Tables;
 
 use crate::error::{Error, ErrorKind};

@@ -217,14 +217,12 @@ impl Pacer {
     }
 
     /// What to save: steps inserted, and how many rows the learner is behind.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for a store that is saved"))]
     pub(crate) fn saved(&self) -> (u64, f64) {
         (self.inserted, self.due() - self.sampled as f64)
     }
 
     /// Goes on from what was saved, perhaps by another pace: the limits are those of now, and a learner that is further
     /// off than they allow is taken to be where they allow it, so that neither side waits for the other's past.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for a store that is restored"))]
     pub(crate) fn restore(&mut self, inserted: u64, behind: f64) {
         self.inserted = inserted;
         let due = self.due();

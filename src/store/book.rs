@@ -61,6 +61,23 @@ struct Chunk {
     filled: u32,
     /// Its place among the chunks that its lane ever had.
     ordinal: u64,
+    /// A save has still to read it, so it is not used again.
+    unread: bool,
+}
+
+/// Records of one chunk that a save reads: places `from..to` in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) chunk: u32,
+    pub(crate) lane: u32,
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+}
+
+impl Span {
+    pub(crate) fn len(&self) -> usize {
+        (self.to - self.from) as usize
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -103,6 +120,15 @@ pub(crate) struct Book {
     pub(crate) changes: Vec<Change>,
 }
 
+/// What record numbers of a store depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) capacity: u64,
+    pub(crate) chunk: u32,
+    pub(crate) chunks: u32,
+    pub(crate) lanes: u32,
+}
+
 /// Records a chunk, and chunks.
 pub(crate) fn chunks(capacity: usize, lanes: usize) -> Option<(u32, u32)> {
     let size = (capacity / lanes.checked_mul(4)?).clamp(1, 64);
@@ -135,6 +161,15 @@ impl Book {
     /// Ordinary memory for one record, for one chunk and for one lane, with the changes that wait; rounded up.
     pub(crate) const fn bytes_beside() -> (usize, usize, usize) {
         (1, size_of::<Chunk>() + 2 * size_of::<u32>() + size_of::<(u32, u64)>(), size_of::<Lane>())
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        let (chunks, lanes) = (self.chunks.len() as u32, self.lanes());
+        Shape { capacity: self.capacity, chunk: self.size, chunks, lanes }
+    }
+
+    pub(crate) fn lanes(&self) -> u32 {
+        self.lanes.len() as u32
     }
 
     /// Records that can be sampled.
@@ -172,11 +207,11 @@ impl Book {
             return Some(chunk);
         }
         let &(chunk, epoch) = self.retired.front()?;
-        let unread = self.in_flight.is_empty() || self.oldest > epoch;
-        if unread {
+        let read = (self.in_flight.is_empty() || self.oldest > epoch) && !self.chunks[chunk as usize].unread;
+        if read {
             self.retired.pop_front();
         }
-        unread.then_some(chunk)
+        read.then_some(chunk)
     }
 
     /// The record at a position of a lane, if its chunk is not retired.
@@ -219,12 +254,6 @@ impl Book {
         self.evict(look);
     }
 
-    /// The lane made a step that is not kept.
-    pub(crate) fn skip(&mut self, lane: u32) {
-        self.lanes[lane as usize].steps += 1;
-        self.cut(lane);
-    }
-
     /// The lane's run ends without an end: what its windows would still need never comes.
     pub(crate) fn cut(&mut self, lane: u32) {
         let state = &mut self.lanes[lane as usize];
@@ -240,7 +269,8 @@ impl Book {
         let chunk = state.chunks[(position / u64::from(self.size) - state.first) as usize];
         let entry = &mut self.chunks[chunk as usize];
         entry.filled += 1;
-        if entry.filled == self.size {
+        // By its place, not by what it holds: a restored one may begin in the middle.
+        if (position + 1).is_multiple_of(u64::from(self.size)) {
             self.closed.push_back(chunk);
         }
         position
@@ -306,6 +336,81 @@ impl Book {
         if self.in_flight.is_empty() {
             self.oldest = self.epoch;
         }
+    }
+
+    /// A save of what is live now begins: what it has to read, the oldest first. Those chunks are not used again before
+    /// `read`.
+    pub(crate) fn begin_save(&mut self) -> Vec<Span> {
+        let open = self.lanes.iter().filter_map(|lane| {
+            let full = lane.head.is_multiple_of(u64::from(self.size));
+            lane.chunks.back().copied().filter(|_| !full)
+        });
+        let chunks: Vec<u32> = self.closed.iter().copied().chain(open).collect();
+        let size = u64::from(self.size);
+        let span = |chunk: u32| {
+            let entry = &self.chunks[chunk as usize];
+            let lane = &self.lanes[entry.lane as usize];
+            let first = entry.ordinal * size;
+            let (from, to) = (lane.live.clamp(first, first + size), lane.head.min(first + size));
+            (from < to).then_some(Span {
+                chunk,
+                lane: entry.lane,
+                from: (from - first) as u32,
+                to: (to - first) as u32,
+            })
+        };
+        let spans: Vec<Span> = chunks.into_iter().filter_map(span).collect();
+        spans.iter().for_each(|span| self.chunks[span.chunk as usize].unread = true);
+        spans
+    }
+
+    /// A save has read a chunk.
+    pub(crate) fn read(&mut self, chunk: u32) {
+        self.chunks[chunk as usize].unread = false;
+    }
+
+    /// Whether a gather or a save may still read something.
+    pub(crate) fn is_read(&self) -> bool {
+        !self.in_flight.is_empty() || self.chunks.iter().any(|chunk| chunk.unread)
+    }
+
+    /// The chunks that hold nothing of `spans`, in the order in which they will be taken, the last first.
+    pub(crate) fn unused(&self, spans: &[Span]) -> Vec<u32> {
+        let mut unused: Vec<u32> = self.retired.iter().rev().map(|&(chunk, _)| chunk).collect();
+        unused.extend(&self.free);
+        let mut known = vec![false; self.chunks.len()];
+        let used = unused.iter().copied().chain(spans.iter().map(|span| span.chunk));
+        used.for_each(|chunk| known[chunk as usize] = true);
+        // Lanes have these open, and nothing in them that lives.
+        unused.extend((0..).zip(known).filter(|(_, known)| !known).map(|(chunk, _)| chunk));
+        unused
+    }
+
+    /// Forgets everything, also what lanes have open; nothing may be read. `order`: the chunks in the order in which they
+    /// are taken from now on, the last first; `None` if it does not matter.
+    pub(crate) fn reset(&mut self, order: Option<Vec<u32>>) {
+        let (chunks, lanes) = (self.chunks.len() as u32, self.lanes.len());
+        let mut fresh = Book::new(self.rules, self.capacity as usize, self.size, chunks, lanes);
+        fresh.free = order.unwrap_or(fresh.free);
+        (fresh.epoch, fresh.oldest) = (self.epoch + 1, self.epoch + 1);
+        fresh.changes.push(Change::Clear);
+        *self = fresh;
+    }
+
+    /// Where a lane goes on after a reset: at place `slot` of its next chunk, with a record that has `age` records of its
+    /// run in front of it, which are gone.
+    pub(crate) fn seat(&mut self, lane: u32, slot: u32, age: u32) {
+        let size = u64::from(self.size);
+        let ordinal = u64::from(age) / size + 1;
+        let head = ordinal * size + u64::from(slot);
+        let state = &mut self.lanes[lane as usize];
+        (state.first, state.head, state.live) = (ordinal, head, head);
+        (state.run, state.next_item) = (head - u64::from(age), head - u64::from(age));
+    }
+
+    /// The lane's next step has that number.
+    pub(crate) fn set_steps(&mut self, lane: u32, steps: u64) {
+        self.lanes[lane as usize].steps = steps;
     }
 
     /// A gather of what is live now begins.

@@ -1,18 +1,21 @@
 //! The step store: each step once, sampled as windows.
 //!
 //! Owns the records (`records`), which of them live (`book`), what samples read of them (`plan`), the copies into a batch
-//! (`gather`), the sampler (`selector`), and both waits: writers for room or for the pace, the sampling for items or for
-//! the pace. What it does not do: hold batch slots (see `intake`), or run on a thread of its own.
+//! (`gather`), the sampler (`selector`), both waits (writers for room or for the pace, the sampling for items or for
+//! the pace), and the file it is saved in (`saving`, `loading`, `container`). What it does not do: hold batch slots (see `intake`), or run on a thread of its own.
 //!
 //! A record is published by its lane's writer under the store's lock, and from then on stays as it is until its chunk is
 //! retired and every gather that was issued before has ended (invariant 3). Order of locks: `selector`, then `state`.
 
 mod book;
 mod config;
+mod container;
 mod gather;
+mod loading;
 mod plan;
 mod records;
 mod sampling;
+mod saving;
 mod selector;
 mod writing;
 
@@ -23,6 +26,7 @@ pub(crate) use records::Flags;
 pub(crate) use sampling::{NoItems, OpenGather};
 pub(crate) use selector::Selector;
 pub(crate) use writing::{NoChunk, Opened};
+pub use {loading::Loaded, saving::CheckpointError, saving::Saved};
 #[cfg(test)]
 pub(crate) use {plan::NOTHING, records::RecordLayout};
 
@@ -67,6 +71,11 @@ struct State {
     clears: u64,
     writers_waiting: usize,
     sampling_waits: bool,
+    /// A save or a load is under way.
+    saving: bool,
+    loading: bool,
+    /// How long a writer has waited at the most since the save began.
+    longest_save_wait: Duration,
 }
 
 impl Store {
@@ -84,6 +93,9 @@ impl Store {
             clears: 0,
             writers_waiting: 0,
             sampling_waits: false,
+            saving: false,
+            loading: false,
+            longest_save_wait: Duration::ZERO,
         };
         Store {
             layout,

@@ -93,7 +93,7 @@ impl RecordLayout {
 /// What the host knows of one record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Meta {
-    /// The lane's step, counted from 0. A final observation has that of the step it follows.
+    /// Counts the lane's stored steps, from 0. A final observation has the number of the step that comes next.
     pub(crate) step: u64,
     /// The version of the weights that the step was acted with.
     pub(crate) version: u64,
@@ -112,6 +112,8 @@ pub(crate) struct Flags {
     pub(crate) masked: bool,
     /// Its observation is the first of an episode.
     pub(crate) first: bool,
+    /// It is no step, but the final observation of the episode in front of it.
+    pub(crate) last: bool,
 }
 
 impl Flags {
@@ -207,6 +209,16 @@ impl Records {
     /// How often the chunk of this record was begun. It stays as long as a gather may read the record.
     pub(crate) fn generation(&self, record: u32) -> u32 {
         self.generations[(record / self.chunk) as usize].load(Ordering::Relaxed)
+    }
+
+    /// The first record of a chunk.
+    pub(crate) fn first(&self, chunk: u32) -> u32 {
+        chunk * self.chunk
+    }
+
+    /// The place of a record in its chunk.
+    pub(crate) fn slot(&self, record: u32) -> u32 {
+        record % self.chunk
     }
 
     /// Records from this one to the end of its chunk.

@@ -29,7 +29,7 @@ pub(crate) struct OpenGather {
     /// Taken by the end.
     issued: Option<Issued>,
     /// Keeps the mapping (invariant 7).
-    _ring: Arc<Ring>,
+    ring: Arc<Ring>,
 }
 
 impl OpenGather {
@@ -41,6 +41,9 @@ impl OpenGather {
 
 impl Drop for OpenGather {
     fn drop(&mut self) {
+        if self.ring.stamp().is_inherited() {
+            return; // the store is the parent's, and so is whoever held its lock at the fork
+        }
         if let Some(issued) = self.issued.take() {
             self.store.end_gather(issued);
         }
@@ -56,7 +59,7 @@ pub(crate) struct Selection {
     clears: u64,
     issued: Issued,
     /// Keeps the mapping (invariant 7).
-    _ring: Arc<Ring>,
+    ring: Arc<Ring>,
 }
 
 impl Store {
@@ -87,7 +90,7 @@ impl Store {
             let mut state = lock(&self.state);
             state.pacer.give_back((self.layout.rows - items.len()) as u64);
             if !items.is_empty() {
-                return Ok(Selection { items, pass, begun, clears, issued, _ring: ring });
+                return Ok(Selection { items, pass, begun, clears, issued, ring });
             }
             state.book.finish(issued);
             if state.ended {
@@ -102,6 +105,9 @@ impl Store {
         let items = state.book.items();
         let least = if state.ended { 1 } else { self.least_items };
         let pace = state.pacer.select_waits(self.layout.rows as u64, items as u64);
+        if state.loading {
+            return Some(PaceWait::ForMinSize { have: 0, need: least as u64 });
+        }
         let few = PaceWait::ForMinSize { have: items as u64, need: least as u64 };
         pace.or((items < least).then_some(few))
     }
@@ -122,7 +128,7 @@ impl Store {
             if !nothing_new && self.waits_for(&state).is_none() {
                 return Ok(());
             }
-            if state.ended {
+            if state.ended && !state.loading {
                 return Err(NoItems::Ended);
             }
             state.sampling_waits = true;
@@ -204,8 +210,8 @@ impl Store {
         selection: Selection,
         rows: usize,
     ) -> (Vec<Selected>, Option<OpenGather>) {
-        let Selection { items, clears, issued, _ring, .. } = selection;
-        let gather = OpenGather { store: self.clone(), issued: Some(issued), _ring };
+        let Selection { items, clears, issued, ring, .. } = selection;
+        let gather = OpenGather { store: self.clone(), issued: Some(issued), ring };
         (items, Some(gather).filter(|_| self.counts(clears, rows)))
     }
 

@@ -10,7 +10,7 @@ use crate::select::{Draws, Pass, Sampler, SamplerError, Selected};
 #[derive(Debug)]
 pub(crate) struct Selector {
     pub(crate) sampler: Box<dyn Sampler>,
-    draws: Draws,
+    pub(super) draws: Draws,
     records: u32,
     /// One bit a record: the items that the sampler may select. It can be the user's, and what it selects is read.
     present: Vec<u64>,

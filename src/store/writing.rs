@@ -81,6 +81,7 @@ impl Store {
             }
             let why = match state.pacer.insert_waits().filter(|_| paced) {
                 Some(pace) => NoChunk::Pace(pace),
+                None if state.loading => NoChunk::Gathering,
                 None => match self.try_open(&mut state, first, opened) {
                     Some(ring) => return Ok(ring),
                     None => NoChunk::Gathering,
@@ -94,6 +95,9 @@ impl Store {
             state.writers_waiting += 1;
             state = wait(&self.for_writers, state, left);
             state.writers_waiting -= 1;
+            if state.saving && why == NoChunk::Gathering {
+                state.longest_save_wait = state.longest_save_wait.max(begun.elapsed());
+            }
             counters.block(begun.elapsed().as_nanos() as u64);
         }
     }
@@ -164,7 +168,7 @@ impl Store {
     }
 
     /// Publishes the opened step of each of the lanes from `first` on: `of` tells its flags and its writer's priority. A
-    /// step of which it tells nothing is counted and not kept.
+    /// step of which it tells nothing is not kept.
     #[allow(unsafe_code)]
     pub(crate) fn publish_steps(
         &self,
@@ -177,7 +181,7 @@ impl Store {
         for (index, opened) in opened.iter().enumerate() {
             let (lane, book) = (first + index as u32, &mut state.book);
             let Some((flags, priority)) = of(index) else {
-                book.skip(lane);
+                book.cut(lane);
                 continue;
             };
             let meta = Meta { step: book.steps(lane), version, age: book.age(lane), lane, flags };
@@ -196,7 +200,8 @@ impl Store {
     pub(crate) fn publish_final(&self, lane: u32, opened: Opened, priority: Option<f32>) -> Result<(), Closed> {
         let mut state = self.lock_open()?;
         let book = &mut state.book;
-        let meta = Meta { step: book.steps(lane), version: 0, age: book.age(lane), lane, flags: Flags::default() };
+        let flags = Flags { last: true, ..Flags::default() };
+        let meta = Meta { step: book.steps(lane), version: 0, age: book.age(lane), lane, flags };
         // SAFETY: as for a step.
         unsafe { self.records.set_meta(opened.record, meta) };
         // SAFETY: as for a step.

@@ -3,7 +3,7 @@
 use super::{CommitError, PutError, Target, Way, Writer};
 use crate::element::Element;
 use crate::episodes::{End, Episode};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Closed, Error, ErrorKind, Result};
 use crate::schema::Leaf;
 use crate::store::{Flags, Opened};
 use std::marker::PhantomData;
@@ -94,6 +94,9 @@ impl<'v> EpisodeMut<'_, 'v> {
     /// ends meanwhile.
     pub fn commit(self, end: End, version: u64) -> Result<(), CommitError> {
         let EpisodeMut { writer, len, values, .. } = self;
+        if writer.gate.is_inherited() {
+            return Err(Closed::UsedAfterFork.into());
+        }
         let layout = writer.gate.layout.clone();
         let unwritten = values.iter().position(Option::is_none);
         if let Some(leaf) = unwritten {
@@ -135,8 +138,8 @@ impl<'v> EpisodeMut<'_, 'v> {
                 Flags {
                     terminated: last && end == End::Terminated,
                     truncated: last && end == End::Truncated,
-                    masked: false,
                     first,
+                    ..Flags::default()
                 }
             };
             state.store.publish_run(lane, first, count, version, &flags).map_err(closed)?;

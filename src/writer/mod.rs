@@ -272,6 +272,9 @@ impl Writer {
     #[track_caller]
     pub fn abandon(&mut self, lane: usize) -> Result<()> {
         assert!(lane < self.lanes.len(), "lane {lane} of a writer of {} lanes", self.lanes.len());
+        if self.gate.is_inherited() {
+            return Err(Closed::UsedAfterFork.into());
+        }
         if let Way::Lockstep(_) = self.way {
             return Err(Error::new(
                 ErrorKind::Misuse,

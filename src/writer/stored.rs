@@ -89,6 +89,9 @@ impl Writer {
     }
 
     pub(super) fn commit_stored(&mut self) -> Result<(), CommitError> {
+        if self.gate.is_inherited() {
+            return Err(Closed::UsedAfterFork.into());
+        }
         self.check_finals()?;
         let (tick, lanes, version) = (self.tick, self.lanes.len(), self.version.unwrap_or(0));
         let within = self.gate.layout.within_episode;
@@ -101,6 +104,7 @@ impl Writer {
                 truncated: end == Some(End::Truncated),
                 masked,
                 first,
+                last: false,
             };
             self.stored().flags[lane] = (!outside).then_some(flags);
         }

@@ -131,11 +131,11 @@ impl Model {
         for (index, &(id, end, masked)) in steps.iter().enumerate() {
             let lane = &mut self.lanes[first + index];
             let outside = masked && lane.fresh;
-            let step = lane.steps;
-            lane.steps += 1;
             if outside && self.rules.within {
                 continue;
             }
+            let step = lane.steps;
+            lane.steps += 1;
             let is_first = lane.fresh && !masked;
             if !outside {
                 lane.fresh = end.is_some();

@@ -15,7 +15,7 @@ const THREADS: u32 = 1024;
 
 /// See the module's text.
 #[derive(Debug)]
-pub(crate) struct Loaded {
+pub(crate) struct GatherKernel {
     kernel: Kernel,
     _chunks: DeviceMemory,
     _powers: Option<DeviceMemory>,
@@ -24,14 +24,14 @@ pub(crate) struct Loaded {
     launch: Launch,
 }
 
-impl Loaded {
+impl GatherKernel {
     /// Loads the kernel and puts the tables on the device; waits for both.
     pub(crate) fn new(
         device: &Device,
         stream: &Stream,
         (tables, store): &(Tables, u64),
         blocks: u32,
-    ) -> Result<Loaded, CudaError> {
+    ) -> Result<GatherKernel, CudaError> {
         let ptx = CStr::from_bytes_with_nul(PTX.as_bytes()).expect("a text that ends with its only zero");
         let kernel = device.kernel(ptx, NAME)?;
         let put = |words: &[u32]| {
@@ -56,7 +56,7 @@ impl Loaded {
             powers: powers.as_ref().map_or(0, DeviceMemory::address),
             ..tables.launch()
         };
-        Ok(Loaded { kernel, _chunks: chunks, _powers: powers, blocks, launch })
+        Ok(GatherKernel { kernel, _chunks: chunks, _powers: powers, blocks, launch })
     }
 
     /// Queues the gather of one full batch into `batch`, whose table is at `table`.
