@@ -27,7 +27,7 @@ impl Credit {
 
 impl Drop for Credit {
     fn drop(&mut self) {
-        if let Some(gate) = self.gate.take() {
+        if let Some(gate) = self.gate.take().filter(|gate| !gate.is_inherited()) {
             gate.grant(1);
         }
     }

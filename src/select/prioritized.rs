@@ -201,6 +201,11 @@ impl Sampler for Prioritized {
         for (index, &(_, priority)) in priorities.iter().enumerate() {
             check_priority(index, priority)?;
         }
+        // Nothing but loads: many more of them wait for memory at once than with what follows between them.
+        let touched = priorities.iter().fold(0, |touched, &(item, _)| {
+            touched ^ self.masses.get(item).to_bits() ^ u64::from(self.priorities[item as usize].to_bits())
+        });
+        std::hint::black_box(touched);
         for &(item, priority) in priorities {
             if self.has(item) {
                 self.set(item, priority);

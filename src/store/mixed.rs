@@ -70,7 +70,7 @@ impl Mixed {
         let (begun, mut items) = (Instant::now(), Vec::with_capacity(rows));
         selector.apply(&changes);
         selector.select(rows, &mut items);
-        Some(Selection { items, pass: Pass::GoesOn, begun, clears, issued, _ring: ring })
+        Some(Selection { items, pass: Pass::GoesOn, begun, clears, issued, ring })
     }
 
     /// As [`Store::fill_row`], for a row of the feed's batch.

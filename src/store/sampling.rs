@@ -29,7 +29,7 @@ pub(crate) struct OpenGather {
     /// Taken by the end.
     issued: Option<Issued>,
     /// Keeps the mapping (invariant 7).
-    _ring: Arc<Ring>,
+    ring: Arc<Ring>,
 }
 
 impl OpenGather {
@@ -41,6 +41,9 @@ impl OpenGather {
 
 impl Drop for OpenGather {
     fn drop(&mut self) {
+        if self.ring.stamp().is_inherited() {
+            return; // the store is the parent's, and so is whoever held its lock at the fork
+        }
         if let Some(issued) = self.issued.take() {
             self.store.end_gather(issued);
         }
@@ -56,7 +59,7 @@ pub(crate) struct Selection {
     pub(super) clears: u64,
     pub(super) issued: Issued,
     /// Keeps the mapping (invariant 7).
-    pub(super) _ring: Arc<Ring>,
+    pub(super) ring: Arc<Ring>,
 }
 
 /// What a batch is to have of a store.
@@ -115,7 +118,7 @@ impl Store {
             };
             state.pacer.give_back(missing as u64);
             if nothing || !items.is_empty() {
-                return Ok((Selection { items, pass, begun, clears, issued, _ring: ring }, wanted));
+                return Ok((Selection { items, pass, begun, clears, issued, ring }, wanted));
             }
             state.book.finish(issued);
             if state.ended {
@@ -237,8 +240,8 @@ impl Store {
         selection: Selection,
         rows: usize,
     ) -> (Vec<Selected>, Option<OpenGather>) {
-        let Selection { items, clears, issued, _ring, .. } = selection;
-        let gather = OpenGather { store: self.clone(), issued: Some(issued), _ring };
+        let Selection { items, clears, issued, ring, .. } = selection;
+        let gather = OpenGather { store: self.clone(), issued: Some(issued), ring };
         (items, Some(gather).filter(|_| self.counts(clears, rows)))
     }
 
