@@ -7,7 +7,7 @@ mod common;
 #[path = "common/feeding.rs"]
 mod feeding;
 #[path = "common/gathered.rs"]
-mod mapped;
+mod gathered;
 
 use common::Watchdog;
 use pinring::*;
@@ -17,7 +17,7 @@ fn a_gpu_gathers_what_the_cpu_gathers_bit_by_bit() {
     match probe_cuda(&CudaSearch::new()) {
         Ok(_) => {
             let _watchdog = Watchdog::new("a_gpu_gathers_what_the_cpu_gathers_bit_by_bit", feeding::DEADLINE * 4);
-            mapped::same_bit_by_bit(&CudaSearch::new(), 200);
+            gathered::same_bit_by_bit(&CudaSearch::new(), 200);
         }
         Err(error) => {
             assert!(std::env::var_os("PINRING_GPU_REQUIRED").is_none(), "PINRING_GPU_REQUIRED is set, and {error}");

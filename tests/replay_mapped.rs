@@ -10,11 +10,11 @@ mod feeding;
 #[path = "common/life.rs"]
 mod life;
 #[path = "common/gathered.rs"]
-mod mapped;
+mod gathered;
 
 use feeding::{DEADLINE, assert_devices_are_clean, fake, learner_on, search, until};
+use gathered::{Case, FRAME, Kind, LANES, ROWS};
 use life::alone;
-use mapped::{Case, FRAME, Kind, LANES, ROWS};
 use pinring::*;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ alone! {
     fn the_device_gathers_what_the_cpu_gathers_bit_by_bit() {
         let fake = fake("same", 1);
         fake.auto_run_after(Some(Duration::from_micros(100)));
-        mapped::same_bit_by_bit(&search(&fake), 12);
+        gathered::same_bit_by_bit(&search(&fake), 12);
         assert_devices_are_clean(&fake, fake.live_streams().len());
         life::assert_nothing_is_left_with(&fake);
     }
