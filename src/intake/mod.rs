@@ -30,7 +30,7 @@ use crate::layout::Layout;
 use crate::memory::{ForkStamp, Ring, stranded_bytes_in_process};
 use crate::metrics::{Counters, Metrics, Stage, WriterCounters};
 use crate::slots::Slots;
-use crate::store::{OpenGather, Store, StoreConfig};
+use crate::store::{Mixed, OpenGather, Store, StoreConfig};
 use crate::sync::{Padded, Patience, Spin, lock};
 use crate::weights::Versions;
 use crossbeam_channel as channel;
@@ -162,6 +162,8 @@ pub(crate) struct IntakeGate {
     pub(crate) lanes: LaneTable,
     /// Where steps are kept, of a feed whose batches are sampled; then slots are filled by its sampling thread.
     pub(crate) store: Option<Arc<Store>>,
+    /// The second store, of which batches have some rows.
+    pub(crate) mixed: Option<Arc<Mixed>>,
     /// Who gathers its batches.
     pub(crate) gathering: Option<Gathering>,
     /// Lanes of a lockstep feed.
@@ -223,6 +225,7 @@ pub(crate) struct IntakeConfig {
     pub(crate) buffers: usize,
     /// What is kept in the slots behind them.
     pub(crate) store: Option<StoreConfig>,
+    pub(crate) mixed: Option<Mixed>,
     pub(crate) gathering: Option<Gathering>,
     pub(crate) when_full: WhenFull,
     pub(crate) lag: Option<LagGate>,
@@ -244,8 +247,19 @@ impl fmt::Debug for IntakeGate {
 
 impl IntakeGate {
     pub(crate) fn new(config: IntakeConfig) -> IntakeGate {
-        let IntakeConfig { layout, ring, buffers, store, gathering, when_full, lag, max_lanes, lockstep, episodes } =
-            config;
+        let IntakeConfig {
+            layout,
+            ring,
+            buffers,
+            store,
+            mixed,
+            gathering,
+            when_full,
+            lag,
+            max_lanes,
+            lockstep,
+            episodes,
+        } = config;
         let store = store.map(|store| Arc::new(Store::new(store, layout.clone(), ring.clone(), buffers)));
         let slots = Slots::new(layout.clone(), ring.slot(0), buffers);
         let seen_versions = OnceLock::new();
@@ -260,6 +274,7 @@ impl IntakeGate {
             lag,
             lanes: LaneTable::new(max_lanes.or(lockstep)),
             store,
+            mixed: mixed.map(Arc::new),
             gathering,
             lockstep,
             buffers,
