@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Runs the GPU benches, the pinning example and the peers on a GPU host, from a folder of prebuilt binaries, and writes
-# every log and JSON into another. About five minutes; says for each program how long it should take, and ends one that takes much longer.
+# every log and JSON into another. About ten minutes; says for each program how long it should take, and ends one that takes much longer.
 # Needs no Rust and no network there; the peers need PyTorch.
 #
 #   scripts/gpu-bench.sh --pack BIN          on a host with Rust: builds, and packs what is needed into the folder BIN
-#   bash gpu-bench.sh BIN OUT [PART…]        on the GPU host; parts: check stall publish overhead h2d devices torn soak explained
-#                                            peers; and of stall alone: L500 L2000 L10000 sweep graph
+#   bash gpu-bench.sh BIN OUT [PART…]        on the GPU host; parts: check stall publish overhead h2d devices torn soak gather
+#                                            explained peers; and of stall alone: L500 L2000 L10000 sweep graph
 #
-#   LONG=1           400 steps also where a step is long, and full peers; about eight minutes
+#   LONG=1           400 steps also where a step is long, and full peers; about thirteen minutes
 #   SOAK=15          seconds of the soak
 #   LIMIT=           seconds for each program, in place of twice its estimate and half a minute
 #   PYTHON=python3   the Python that has PyTorch
@@ -27,7 +27,7 @@ pack() {
             sed -n 's/.*"kind":\["'"$kind"'"\].*"name":"\([^"]*\)".*"executable":"\([^"]*\)".*/\1 \2/p'
     }
     local built
-    built=$(executables bench cargo bench -p pinring --bench dispatch_stall --bench h2d --no-run) || exit 1
+    built=$(executables bench cargo bench -p pinring --bench dispatch_stall --bench h2d --bench gather --bench sample --no-run) || exit 1
     built+=$'\n'$(executables example cargo build --release -p pinring --example pinning_explained) || exit 1
     while read -r name path; do
         cp "$path" "$bin/$name" && strip "$bin/$name" || exit 1
@@ -59,7 +59,7 @@ bin=$(realpath "$1")
 mkdir -p "$2" && out=$(realpath "$2") || exit 1
 shift 2
 parts=("$@")
-[[ ${#parts[@]} -gt 0 ]] || parts=(check stall publish overhead h2d devices torn soak explained peers)
+[[ ${#parts[@]} -gt 0 ]] || parts=(check stall publish overhead h2d devices torn soak gather explained peers)
 long=${LONG:-}
 soak=${SOAK:-15}
 results=()
@@ -103,6 +103,7 @@ for part in ${parts[@]/#stall/L500 L2000 L10000 sweep graph}; do
         check)
             run dispatch_stall.check 5 "$bin/dispatch_stall" --test
             run h2d.check 20 "$bin/h2d" --test
+            run gather.check 60 "$bin/gather" --test
             ;;
         L500) stall L500 15 400 L=500 ;;
         L2000) stall L2000 35 400 L=2000 ;;
@@ -122,6 +123,10 @@ for part in ${parts[@]/#stall/L500 L2000 L10000 sweep graph}; do
             ;;
         torn) run torn 20 "$bin/h2d" --bench --json "$out/torn.json" --torn "${TORN:-20000}" ;;
         soak) run soak $((soak + 10)) "$bin/h2d" --bench --json "$out/soak.json" --soak "$soak" ;;
+        gather)
+            run gather 300 "$bin/gather" --bench --json "$out/gather.json" --pairs "${PAIRS:-3}" --slice-ms 150 --store-mb 1024 device
+            run sample 60 "$bin/sample" --bench --json "$out/sample.json"
+            ;;
         explained) run pinning_explained 20 "$bin/pinning_explained" ;;
         peers)
             if [[ $long ]]; then

@@ -5,6 +5,7 @@
 
 use crate::element::Element;
 use crate::intake::{IntakeGate, Lease, Sealed};
+use crate::keys::Keys;
 use crate::layout::Layout;
 use crate::metrics::Stage;
 use crate::sample::Column;
@@ -53,6 +54,7 @@ use std::time::Instant;
 pub struct Batch {
     rows: usize,
     sequence: u64,
+    ends_pass: bool,
     taken: Instant,
     /// Out of use for good. Said of a shared batch, whose owners go on reading it.
     quarantined: AtomicBool,
@@ -62,9 +64,14 @@ pub struct Batch {
 impl Batch {
     pub(crate) fn new(sealed: Sealed) -> Batch {
         let now = Instant::now();
-        let Sealed { lease, rows, sequence, sealed } = sealed;
-        let batch = Batch { rows, sequence, taken: now, quarantined: AtomicBool::new(false), lease };
+        let Sealed { lease, rows, sequence, sealed, ends_pass, gather, credit } = sealed;
+        drop(credit); // no buffer of a device is needed
+        debug_assert!(gather.is_none(), "a learner of the host was let in where the device gathers");
+        let batch = Batch { rows, sequence, ends_pass, taken: now, quarantined: AtomicBool::new(false), lease };
         let gate = batch.gate();
+        if let Some(store) = &gate.store {
+            store.hand_over(rows);
+        }
         gate.counters.taken.fetch_add(1, Ordering::Relaxed);
         gate.counters.held.fetch_add(1, Ordering::Relaxed);
         gate.counters.stage(Stage::Wait, now.saturating_duration_since(sealed));
@@ -96,6 +103,24 @@ impl Batch {
     /// Counts batches in the order of delivery, from 0.
     pub fn sequence_number(&self) -> u64 {
         self.sequence
+    }
+
+    /// Whether a pass over the store's samples ended with this batch, as sampling without replacement does; it may have
+    /// fewer rows then.
+    pub fn ends_pass(&self) -> bool {
+        self.ends_pass
+    }
+
+    /// How many rows, the last ones, are of the second store that the feed [mixes](crate::FeedBuilder::mix) in. Their lanes and
+    /// steps are that store's.
+    pub fn rows_mixed(&self) -> usize {
+        self.records().filter(|record| record.key.mixed).count()
+    }
+
+    /// Where the rows came from, for [`Learner::update_priorities`](crate::Learner::update_priorities) and
+    /// [`Feed::peek`](crate::Feed::peek). Cheap, and not bound to the batch.
+    pub fn keys(&self) -> Keys {
+        Keys::new(self.gate(), self.records())
     }
 
     /// The lane of each row.
@@ -251,8 +276,7 @@ impl<'b> BatchView<'b> {
     #[track_caller]
     pub fn view<T: Element>(&self, column: Column<T>) -> ArrayViewD<'b, T> {
         let mut view = self.batch.view(column);
-        let layout = self.batch.layout();
-        let axis = Axis(usize::from(layout.is_unroll() && layout.time_major));
+        let axis = Axis(self.batch.layout().row_axis(self.batch.own(column)));
         view.slice_axis_inplace(axis, Slice::from(self.range.start..self.range.end));
         view
     }

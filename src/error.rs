@@ -40,6 +40,8 @@ pub enum ErrorKind {
     Misuse,
     /// A thread could not be started.
     Thread,
+    /// A file could not be read or written, or is none of ours.
+    File,
 }
 
 /// The error of everything that is not a single writer's or learner's verb. Its text is complete: causes included.

@@ -128,6 +128,15 @@ impl<T> Gate<T> {
         }
     }
 
+    /// Takes every token.
+    pub(crate) fn take_all(&self) -> VecDeque<T> {
+        let mut state = lock(&self.state);
+        if state.closed.is_none() {
+            self.hint.store(0, Ordering::Relaxed);
+        }
+        std::mem::take(&mut state.tokens)
+    }
+
     /// Tokens that wait here.
     pub(crate) fn len(&self) -> usize {
         lock(&self.state).tokens.len()

@@ -5,7 +5,7 @@
 //! exact before anything is allocated.
 
 use crate::element::{DType, Element};
-use crate::sample::{Column, Derived, Kind, Sample};
+use crate::sample::{Column, Declared, Derived, Kind, Sample};
 use crate::schema::{LeafInfo, SchemaError};
 
 /// Columns begin at multiples of this many bytes within a slot: enough for the widest vector load, a cache line pair,
@@ -34,8 +34,10 @@ pub(crate) struct ColumnLayout {
     /// Shape of one step's value.
     pub item_shape: Vec<usize>,
     pub item_bytes: usize,
-    /// Values per row: 1, T or T + 1.
+    /// Values per row: 1, T or T + 1, or those of a window.
     pub steps: usize,
+    /// Whether its values lie along an axis of their own, be it of one.
+    pub axis: bool,
     /// Bytes from the start of the slot.
     pub offset: usize,
     /// Bytes from one row to the next, and from one step of a row to the next.
@@ -53,6 +55,16 @@ pub(crate) struct DerivedColumns {
     pub is_first: Option<usize>,
     pub mask: Option<usize>,
     pub policy_version: Option<usize>,
+    pub n_step_return: Option<usize>,
+    pub discount: Option<usize>,
+    pub weight: Option<usize>,
+}
+
+impl DerivedColumns {
+    /// Whether there is one that has a value for each step.
+    pub(crate) fn any_of_steps(&self) -> bool {
+        [self.terminated, self.truncated, self.is_first, self.mask, self.policy_version].iter().any(Option::is_some)
+    }
 }
 
 /// A batch slot, and what writers need of the schema.
@@ -65,8 +77,13 @@ pub(crate) struct Layout {
     pub kind: Kind,
     pub time_major: bool,
     pub within_episode: bool,
-    /// Leaves first, in the order of declaration; derived columns behind them.
+    pub pad_short: bool,
+    /// γ of a transition.
+    pub gamma: f64,
+    /// Of steps and unrolls leaves first, in the order of declaration; behind them what was asked for.
     pub columns: Vec<ColumnLayout>,
+    /// What was asked for: the last of `columns`.
+    pub declared: Vec<Declared>,
     pub leaves: Vec<LeafInfo>,
     pub reward: Option<usize>,
     pub derived: DerivedColumns,
@@ -84,29 +101,26 @@ fn round_up(value: usize, align: usize) -> Option<usize> {
 impl Layout {
     pub(crate) fn new(sample: &Sample, rows: usize) -> Result<Layout, SchemaError> {
         sample.check()?;
-        let steps = match sample.kind {
-            Kind::Step => 1,
-            Kind::Unroll { steps } => steps,
-        };
-        let observations = match sample.kind {
-            Kind::Step => 1,
-            Kind::Unroll { steps } => steps.checked_add(1).ok_or_else(|| overflow("an unroll"))?,
-        };
-        let leaves = sample.step.leaves.iter().map(|leaf| {
-            (
-                leaf.name.clone(),
-                leaf.dtype,
-                leaf.shape.clone(),
-                leaf.bytes(),
-                if leaf.observation { observations } else { steps },
-            )
-        });
-        let derived = sample.derived.iter().map(|d| {
-            let steps = if d.of_observations() { observations } else { steps };
-            (d.name().to_owned(), d.dtype(), Vec::new(), d.dtype().size(), steps)
+        if let Kind::Unroll { steps: usize::MAX } = sample.kind {
+            return Err(overflow("an unroll"));
+        }
+        let has_time = sample.kind.has_time();
+        let leaf =
+            |leaf: &LeafInfo, steps: usize, axis: bool| (leaf.dtype, leaf.shape.clone(), leaf.bytes(), steps, axis);
+        let own = sample.step.leaves[..sample.leaf_columns()].iter();
+        let own = own.map(|info| leaf(info, sample.steps_of(info.observation), has_time));
+        let asked = sample.declared.iter().map(|declared| match declared {
+            Declared::Window(window) => leaf(&sample.step.leaves[window.leaf], window.len(), !window.single),
+            Declared::Derived(derived) => {
+                let (dtype, of_rows) = (derived.dtype(), derived.of_rows());
+                let steps = if of_rows { 1 } else { sample.steps_of(derived.of_observations()) };
+                (dtype, Vec::new(), dtype.size(), steps, has_time && !of_rows)
+            }
         });
         let (mut columns, mut end) = (Vec::new(), 0usize);
-        for (name, dtype, item_shape, item_bytes, steps) in leaves.chain(derived) {
+        for ((name, _), (dtype, item_shape, item_bytes, steps, axis)) in
+            sample.names().into_iter().zip(own.chain(asked))
+        {
             let too_large = || overflow(format!("column `{name}` of {rows} rows"));
             let row = item_bytes.checked_mul(steps).ok_or_else(too_large)?;
             let whole = row.checked_mul(rows).ok_or_else(too_large)?;
@@ -114,26 +128,38 @@ impl Layout {
                 if sample.time_major { (item_bytes, item_bytes * rows) } else { (row, item_bytes) };
             let offset = end;
             end = offset.checked_add(whole).and_then(|end| round_up(end, COLUMN_ALIGN)).ok_or_else(too_large)?;
-            columns.push(ColumnLayout { name, dtype, item_shape, item_bytes, steps, offset, row_stride, step_stride });
+            let column =
+                ColumnLayout { name, dtype, item_shape, item_bytes, steps, axis, offset, row_stride, step_stride };
+            columns.push(column);
         }
-        let at = |wanted| sample.derived.iter().position(|&d| d == wanted).map(|i| sample.step.leaves.len() + i);
+        let place = |wanted: &dyn Fn(&Derived) -> bool| {
+            let is = |declared: &Declared| matches!(declared, Declared::Derived(derived) if wanted(derived));
+            sample.declared.iter().position(is).map(|place| sample.leaf_columns() + place)
+        };
+        let at = |wanted: Derived| place(&|derived| *derived == wanted);
         Ok(Layout {
             schema: sample.step.schema,
             rows,
-            steps,
+            steps: sample.steps_of(false),
             kind: sample.kind,
             time_major: sample.time_major,
             within_episode: sample.within_episode,
+            pad_short: sample.pad_short,
+            gamma: sample.gamma,
             columns,
+            declared: sample.declared.clone(),
             leaves: sample.step.leaves.clone(),
             reward: sample.step.reward,
             derived: DerivedColumns {
-                any: !sample.derived.is_empty(),
+                any: !sample.declared.is_empty(),
                 terminated: at(Derived::Terminated),
                 truncated: at(Derived::Truncated),
                 is_first: at(Derived::IsFirst),
                 mask: at(Derived::Mask),
                 policy_version: at(Derived::PolicyVersion),
+                n_step_return: place(&|derived| matches!(derived, Derived::NStepReturn { .. })),
+                discount: at(Derived::Discount),
+                weight: at(Derived::Weight),
             },
             slot_bytes: round_up(end, SLOT_ALIGN).ok_or_else(|| overflow("a batch"))?,
         })
@@ -146,13 +172,18 @@ impl Layout {
     /// The shape of column `index` in a batch of `rows` rows.
     pub(crate) fn shape(&self, index: usize, rows: usize) -> Vec<usize> {
         let column = &self.columns[index];
-        let mut shape = match (self.is_unroll(), self.time_major) {
+        let mut shape = match (column.axis, self.time_major) {
             (false, _) => vec![rows],
             (true, false) => vec![rows, column.steps],
             (true, true) => vec![column.steps, rows],
         };
         shape.extend_from_slice(&column.item_shape);
         shape
+    }
+
+    /// The axis of a column's shape that counts rows.
+    pub(crate) fn row_axis(&self, index: usize) -> usize {
+        usize::from(self.columns[index].axis && self.time_major)
     }
 
     /// The number of a column. A clone of the sample has the same schema and may have declared other columns later, so
@@ -192,8 +223,9 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The places of the leaves in a batch slot.
-    pub(crate) fn in_slot(layout: &Layout) -> Vec<Place> {
+    /// The places of the leaves in a batch slot. Replayed samples have none: steps are written in a lane buffer, which
+    /// `buffer` describes.
+    pub(crate) fn in_slot(layout: &Layout, buffer: &[Place]) -> Vec<Place> {
         let place = |c: &ColumnLayout| Place {
             offset: c.offset,
             row_stride: c.row_stride,
@@ -201,7 +233,10 @@ impl Place {
             bytes: c.item_bytes,
             dtype: c.dtype,
         };
-        layout.columns[..layout.leaves.len()].iter().map(place).collect()
+        match layout.kind.is_replayed() {
+            true => buffer.to_vec(),
+            false => layout.columns[..layout.leaves.len()].iter().map(place).collect(),
+        }
     }
 
     /// The places of the leaves in a lane buffer of `lanes` lanes and `depth` steps (row = lane), and its bytes.

@@ -8,6 +8,8 @@ use crate::cuda::types::CudaError;
 use crate::error::{Closed, Error, ErrorKind};
 use crate::gate::Gate;
 use crate::intake::{IntakeGate, Sealed};
+use crate::keys::{Keys, UpdateError, Updated};
+use crate::select::PaceWait;
 use crate::sync::{Patience, Spin, Unpark};
 use std::future::Future;
 use std::pin::Pin;
@@ -76,6 +78,9 @@ pub enum NextError {
         /// Buffers of the feed.
         buffers: usize,
     },
+    /// At the end of a timeout: the store has too few samples, or the learner is ahead of the pace.
+    #[error("no batch within the timeout: {0}")]
+    Pace(PaceWait),
     /// The feed was stopped, or failed.
     #[error(transparent)]
     Closed(Closed),
@@ -124,7 +129,7 @@ impl From<NextError> for Error {
     fn from(error: NextError) -> Error {
         match error {
             NextError::Ended => Error::from_source(ErrorKind::Ended, error),
-            NextError::AllHeld { .. } => Error::from_source(ErrorKind::Full, error),
+            NextError::AllHeld { .. } | NextError::Pace(_) => Error::from_source(ErrorKind::Full, error),
             NextError::Closed(closed) => closed.into(),
             NextError::Device(error) => error.into(),
         }
@@ -239,9 +244,13 @@ impl Learner {
     /// The next batch, if it comes within `timeout`.
     ///
     /// # Errors
-    /// As [`next_batch`](Learner::next_batch); [`NextError::AllHeld`] at the timeout if that is shorter than a second.
+    /// As [`next_batch`](Learner::next_batch); [`NextError::AllHeld`] at the timeout if that is shorter than a second;
+    /// [`NextError::Pace`] if by then a replay store has too few samples, or its pace waits for writers.
     pub fn next_timeout(&self, timeout: Duration) -> Result<Option<Batch>, NextError> {
-        self.take(Patience::timeout(timeout))
+        match self.take(Patience::timeout(timeout))? {
+            None => self.gate.store.as_ref().and_then(|store| store.learner_waits_for()).map_or(Ok(None), pace),
+            batch => Ok(batch),
+        }
     }
 
     /// The next batch, as a future: works under any executor, needs none of its own, and may be dropped at any time.
@@ -250,6 +259,16 @@ impl Learner {
     /// As [`next_batch`](Learner::next_batch).
     pub fn next_async(&self) -> NextBatch<'_> {
         NextBatch { learner: self, waker: None, begun: None, held: HeldWatch::default() }
+    }
+
+    /// Tells the sampler what the rows of a batch are worth from now on, for the next selection: |TD errors| say, as they
+    /// are, since the sampler applies its exponent. Never waits for a batch that is being filled. Rows whose step was
+    /// overwritten since are passed over and counted. Of the same step twice in a batch, the last one counts.
+    ///
+    /// # Errors
+    /// [`UpdateError`] names the first index that holds no priority: negative, NaN or infinite. Then none was updated.
+    pub fn update_priorities(&self, keys: &Keys, priorities: &[f32]) -> Result<Updated, UpdateError> {
+        keys.update(&self.gate, priorities)
     }
 
     /// Batches until the source ends. An error is the last item.
@@ -347,6 +366,10 @@ impl Learner {
     fn blocked(&self, time: Duration) {
         self.gate.counters.learner_blocked_ns.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
+}
+
+fn pace<T>(wait: PaceWait) -> Result<T, NextError> {
+    Err(NextError::Pace(wait))
 }
 
 impl Drop for Learner {

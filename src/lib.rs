@@ -51,6 +51,7 @@
 //! | start, watch, stop | [`Feed::builder`], [`FeedBuilder`], [`Feed::metrics`], [`Feed::stop`] |
 //! | write | [`Intake`], [`Writer`], [`StepMut`] |
 //! | learn | [`Learner`], [`Batch`], [`Weights`] |
+//! | sample stored steps | [`FeedBuilder::replay`], [`Sample::transition`], [`Sample::sequence`], [`Sampler`], [`Pace`], [`Keys`] |
 //! | learn on a GPU | [`FeedBuilder::device`], [`Feed::learner_on`], [`DeviceLearner`], [`DeviceBatch`], [`DeviceCopier`] |
 //! | understand a failure | [`Error`], [`ErrorKind`], [`Closed`] |
 //!
@@ -61,10 +62,12 @@
 //! ```text
 //! element ─► schema ─► sample ─► layout        what a step and a batch are; no memory is touched
 //! sync, metrics, episodes, error ─► weights    what every wait, count and end shares
+//! select                                       which steps of a store become a batch; keys alone
 //! cuda ─► memory                               CUDA found at run time; the ring and its page-locking
 //! mapped                                       device memory and page-locked memory for frameworks (a feature)
-//! slots, gate ─► intake                        slots, claims and leases: who may touch which bytes
+//! slots, gate ─► store ─► gather ─► intake     stored steps, claims and leases: who may touch which bytes
 //! writer    batch ─► learner                   the two ends that users hold
+//! keys, sampling                               rows by name, and from stored steps to batches
 //! feeding                                      batches on their way to devices
 //! actors ─► feed                               the threads, the start and the stop
 //! ```
@@ -81,6 +84,8 @@ mod pages {
     struct Writing;
     #[doc = include_str!("../docs/cuda-loading.md")]
     struct CudaLoading;
+    #[doc = include_str!("../docs/replay.md")]
+    struct Replay;
     #[doc = include_str!("../docs/feeding.md")]
     struct Feeding;
     #[cfg(feature = "mapped-allocator")]
@@ -99,6 +104,7 @@ mod metrics;
 mod episodes;
 mod error;
 mod weights;
+mod select;
 #[allow(unsafe_code)]
 mod cuda;
 #[allow(unsafe_code)]
@@ -109,12 +115,17 @@ mod mapped;
 #[allow(unsafe_code)]
 mod slots;
 mod gate;
+#[allow(unsafe_code)]
+mod store;
+mod gather;
 mod intake;
+mod keys;
 #[allow(unsafe_code)]
 mod writer;
 #[allow(unsafe_code)]
 mod batch;
 mod learner;
+mod sampling;
 #[allow(unsafe_code)]
 mod feeding;
 mod actors;
@@ -135,7 +146,9 @@ pub use feeding::batch::{DeviceBatch, DeviceColumn};
 pub use feeding::copy::{CopyError, CopyTicket, DeviceCopier};
 pub use feeding::learner::DeviceLearner;
 pub use feeding::rounds::Deal;
+pub use gather::{Gather, GatherReport};
 pub use intake::WhenFull;
+pub use keys::{Keys, UpdateError, Updated};
 pub use layout::{COLUMN_ALIGN, ColumnInfo, SLOT_ALIGN};
 pub use learner::{Batches, DeviceUseError, Learner, NextBatch, NextError, SelectError};
 #[cfg(feature = "mapped-allocator")]
@@ -145,7 +158,12 @@ pub use memory::{
     PinTrial, RegisterRefusal, RingError, SlotEnd,
 };
 pub use metrics::{DeviceMetrics, Lag, Latency, Metrics};
-pub use sample::{Column, Sample};
+pub use sample::{Column, Pad, Sample};
 pub use schema::{Leaf, LeafInfo, SchemaError, Step};
+pub use select::{
+    Draws, Fifo, Lifo, MaxTimes, Normalize, Pace, PaceError, PaceWait, Pass, Prioritized, PriorityError, Sampler,
+    SamplerError, Selected, Uniform, WithoutReplacement,
+};
+pub use store::{CheckpointError, Loaded, Saved};
 pub use weights::Weights;
-pub use writer::{CommitError, FinalMut, PolicyError, PutError, StepError, StepMut, Writer};
+pub use writer::{CommitError, EpisodeMut, FinalMut, PolicyError, PutError, StepError, StepMut, Writer};

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// A snapshot of a feed's counters. Every count starts at 0 with the feed and only grows, except the levels
-/// `batches_waiting`, `batches_held`, `free_slots` and `writers`.
+/// `batches_waiting`, `batches_held`, `free_slots`, `writers`, `stored_records` and `stored_samples`.
 ///
 /// ```
 /// # use pinring::*;
@@ -67,6 +67,12 @@ pub struct Metrics {
     pub hold: Latency,
     /// Versions published between acting and taking, one record a row.
     pub lag: Lag,
+    /// Records in a replay store: steps, and final observations of ended episodes.
+    pub stored_records: usize,
+    /// Samples that can be drawn of them: steps that one begins with, whose windows are whole.
+    pub stored_samples: usize,
+    /// Priority updates of steps that were overwritten before.
+    pub stale_keys: u64,
     /// Writers alive.
     pub writers: usize,
     /// Slots nobody uses.
@@ -93,7 +99,9 @@ pub struct DeviceMetrics {
     pub device: i32,
     /// Batches whose copy was issued.
     pub batches: u64,
-    /// Their bytes.
+    /// Those of them that the device gathered from the mapped store; the others were copied.
+    pub gathered: u64,
+    /// The bytes of all of them.
     pub bytes: u64,
     /// Batches that its learner took; by rounds, the number of the next round.
     pub batches_taken: u64,

@@ -1,12 +1,14 @@
 //! What a row of a batch holds, declared once over a step's leaves.
 //!
-//! Owns the kinds of samples (a step, an unroll of T steps), the derived columns, and the typed handles ([`Column`])
-//! through which a batch is read. What it does not do: place columns in memory (see `layout`), choose rows.
+//! Owns the kinds of samples (a step, an unroll of T steps, a transition or a sequence of stored steps), the windows and
+//! derived columns, and the typed handles ([`Column`]) through which a batch is read. What it does not do: place columns
+//! in memory (see `layout`), choose rows.
 
 use crate::element::{DType, Element};
-use crate::schema::{self, Leaf, SchemaError, Step};
+use crate::schema::{self, Leaf, MOST_STEPS, SchemaError, Step};
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// A handle on one named array of a batch, of element type `T`. A plain number: copy it where it is needed.
 ///
@@ -39,7 +41,78 @@ impl<T: Element> fmt::Debug for Column<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Step,
-    Unroll { steps: usize },
+    Unroll {
+        steps: usize,
+    },
+    /// A step of the store, and the step `n` later.
+    Transition {
+        n: usize,
+    },
+    /// `len` consecutive steps of the store; one begins every `stride` steps.
+    Sequence {
+        len: usize,
+        stride: usize,
+    },
+}
+
+impl Kind {
+    /// Whether rows are windows of a step store, not steps as they were written.
+    pub(crate) fn is_replayed(self) -> bool {
+        matches!(self, Kind::Transition { .. } | Kind::Sequence { .. })
+    }
+    /// Whether a row has a time axis.
+    pub(crate) fn has_time(self) -> bool {
+        matches!(self, Kind::Unroll { .. } | Kind::Sequence { .. })
+    }
+}
+
+/// What a window holds where its episode has no step: before the first one and behind the last.
+///
+/// ```
+/// # use pinring::*;
+/// # let mut step = Step::new();
+/// let frame = step.observation::<u8>("frame", &[84, 84]);
+/// let mut sample = Sample::transition(step, 3, 0.99);
+/// let stack = sample.window(frame, -3..1, Pad::Repeat); // at an episode's first step: that frame four times
+/// # let _ = stack;
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pad {
+    /// Zeros.
+    #[default]
+    Zeros,
+    /// The nearest value that the episode has.
+    Repeat,
+}
+
+/// Where a window's offset 0 lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Anchor {
+    /// The sample's first step.
+    First,
+    /// The step that the sample bootstraps from: `n` (or `len`) later, or the episode's final observation if that comes
+    /// first.
+    Bootstrap,
+}
+
+/// A leaf's values at consecutive steps around an anchor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub(crate) leaf: usize,
+    pub(crate) anchor: Anchor,
+    /// Offsets `from..to`.
+    pub(crate) from: i32,
+    pub(crate) to: i32,
+    pub(crate) pad: Pad,
+    /// One value, without an axis of its own.
+    pub(crate) single: bool,
+}
+
+/// A column that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Declared {
+    Window(Window),
+    Derived(Derived),
 }
 
 /// A column computed from what writers said of their steps, not written as a leaf.
@@ -50,6 +123,12 @@ pub(crate) enum Derived {
     IsFirst,
     Mask,
     PolicyVersion,
+    /// The discounted sum of this reward leaf over the steps up to the bootstrap step.
+    NStepReturn {
+        reward: usize,
+    },
+    Discount,
+    Weight,
 }
 
 impl Derived {
@@ -60,11 +139,15 @@ impl Derived {
             Derived::IsFirst => "is_first",
             Derived::Mask => "mask",
             Derived::PolicyVersion => "policy_version",
+            Derived::NStepReturn { .. } => "n_step_return",
+            Derived::Discount => "discount",
+            Derived::Weight => "weight",
         }
     }
     pub(crate) fn dtype(self) -> DType {
         match self {
             Derived::PolicyVersion => DType::I64,
+            Derived::NStepReturn { .. } | Derived::Discount | Derived::Weight => DType::F32,
             _ => DType::Bool,
         }
     }
@@ -72,9 +155,17 @@ impl Derived {
     pub(crate) fn of_observations(self) -> bool {
         self == Derived::IsFirst
     }
+    /// Whether it speaks of the row, not of its steps.
+    pub(crate) fn of_rows(self) -> bool {
+        matches!(self, Derived::NStepReturn { .. } | Derived::Discount | Derived::Weight)
+    }
 }
 
-/// What a row of a batch holds: the step itself, or an *unroll* of T consecutive steps of one lane.
+/// What a row of a batch holds: the step itself, or an *unroll* of T consecutive steps of one lane, in the order in which
+/// they were written; or, sampled from a [replay](crate::FeedBuilder::replay) store, a [*transition*](Sample::transition)
+/// or a [*sequence*](Sample::sequence).
+///
+/// # Steps and unrolls
 ///
 /// Every leaf of the step is a column under its own name; flags that writers set with
 /// [`end`](crate::StepMut::end), and the versions they acted with, become columns when they are asked for.
@@ -97,14 +188,51 @@ impl Derived {
 /// let ended = sample.terminated();
 /// # let _ = (obs, reward, ended);
 /// ```
+///
+/// # Transitions and sequences
+///
+/// The store keeps each step once; a sample is a window of one lane's steps, and its columns are those that are asked
+/// for. The *first step* of a row is t. Its *bootstrap step* is t + n for a transition and t + T for a sequence, or the
+/// episode's final observation if that comes first.
+///
+/// | column | holds | transition | sequence of T, batch-major (time-major: the first two swapped) |
+/// |---|---|---|---|
+/// | [`at(leaf, o)`](Sample::at) | step t + o | `[B, …]` | `[B, …]` |
+/// | [`window(leaf, a..b, pad)`](Sample::window) | steps t + a to t + b − 1 | `[B, b − a, …]` | `[B, b − a, …]` |
+/// | [`next(leaf)`](Sample::next) | the bootstrap step | `[B, …]` | `[B, …]` |
+/// | [`next_window(leaf, a..b, pad)`](Sample::next_window) | the steps around the bootstrap step | `[B, b − a, …]` | `[B, b − a, …]` |
+/// | [`all(leaf)`](Sample::all) | every step; of an observation one more | `[B, …]` | `[B, T + 1, …]`, `[B, T, …]` |
+/// | `terminated`, `truncated`, `mask`, `policy_version` | flags of the steps | `[B]` | `[B, T]` |
+/// | `is_first` | flags of the observations | `[B]` | `[B, T + 1]` |
+/// | `n_step_return`, `discount` | sums up to the bootstrap step | `[B]` | |
+/// | `weight` | importance weights | `[B]` | `[B]` |
+///
+/// ```
+/// use pinring::{Pad, Sample, Step};
+/// let mut step = Step::new();
+/// let frame = step.observation::<u8>("frame", &[84, 84]); // one frame a step: stacks are windows
+/// let action = step.leaf::<i64>("action", &[]);
+/// let reward = step.leaf::<f32>("reward", &[]);
+/// let mut sample = Sample::transition(step, 3, 0.99);
+/// let (now, then) = (sample.window(frame, -3..1, Pad::Repeat), sample.next_window(frame, -3..1, Pad::Repeat));
+/// let (action, ret, discount) = (sample.at(action, 0), sample.n_step_return(reward), sample.discount());
+/// # let _ = (now, then, action, ret, discount);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Sample {
     pub(crate) step: Step,
     pub(crate) kind: Kind,
     pub(crate) time_major: bool,
     pub(crate) within_episode: bool,
-    pub(crate) derived: Vec<Derived>,
+    /// Whether an episode's end pads sequences instead of keeping them from beginning there.
+    pub(crate) pad_short: bool,
+    /// γ of a transition.
+    pub(crate) gamma: f64,
+    /// In the order of declaration. Of steps and unrolls every leaf is a column in front of these.
+    pub(crate) declared: Vec<Declared>,
 }
+
+const REPLAYED: &str = "a sample of a step store: `Sample::transition` or `Sample::sequence`";
 
 impl Sample {
     /// A row is one step.
@@ -121,55 +249,214 @@ impl Sample {
         sample
     }
 
+    /// A row is a stored step t and what became of it: the rewards of the next `n` steps, discounted by `gamma`, and the
+    /// step that the value is bootstrapped from, `n` later or where the episode ends. For a
+    /// [replay](crate::FeedBuilder::replay) feed. A step can be sampled as soon as its bootstrap step is stored.
+    pub fn transition(step: Step, n: usize, gamma: f64) -> Sample {
+        let mut sample = Sample::new(step, Kind::Transition { n });
+        (sample.within_episode, sample.gamma) = (true, gamma);
+        if n == 0 || n > MOST_STEPS {
+            sample.step.keep(SchemaError::Steps { what: "the n of a transition", got: n, most: MOST_STEPS });
+        }
+        if !gamma.is_finite() || !(0.0..=1.0).contains(&gamma) {
+            sample.step.keep(SchemaError::Gamma { gamma: gamma.to_string() });
+        }
+        sample
+    }
+
+    /// A row is `len` consecutive stored steps of one lane; one begins every `stride` steps. For a
+    /// [replay](crate::FeedBuilder::replay) feed. Within episodes (the default) strides are counted from the episode's
+    /// first step, and sequences that the end would cut short are left out: see [`pad_short`](Sample::pad_short).
+    pub fn sequence(step: Step, len: usize, stride: usize) -> Sample {
+        let mut sample = Sample::new(step, Kind::Sequence { len, stride });
+        sample.within_episode = true;
+        for (what, got) in [("the length of a sequence", len), ("the stride of sequences", stride)] {
+            if got == 0 || got > MOST_STEPS {
+                sample.step.keep(SchemaError::Steps { what, got, most: MOST_STEPS });
+            }
+        }
+        sample
+    }
+
     fn new(step: Step, kind: Kind) -> Sample {
-        let mut sample = Sample { step, kind, time_major: false, within_episode: false, derived: Vec::new() };
+        let mut sample = Sample {
+            step,
+            kind,
+            time_major: false,
+            within_episode: false,
+            pad_short: false,
+            gamma: 1.0,
+            declared: Vec::new(),
+        };
         if sample.step.leaves.is_empty() {
             sample.step.keep(SchemaError::NoLeaves);
         }
         sample
     }
 
-    /// Puts time first: `[T, B, …]` instead of `[B, T, …]`. Only for unrolls.
+    /// Puts time first: `[T, B, …]` instead of `[B, T, …]`. Only for unrolls and sequences.
     pub fn time_major(&mut self) -> &mut Sample {
-        if self.kind == Kind::Step {
+        if !self.kind.has_time() {
             self.step.keep(SchemaError::NotInThisSample {
                 column: "time_major",
-                needs: "an unroll: a single step has no time",
+                needs: "an unroll or a sequence: a single step has no time",
             });
         }
         self.time_major = true;
         self
     }
 
-    /// Whether an unroll stops where its episode stops. `false`, the default: unrolls run through episode ends.
-    /// `true`: an unroll that an end cuts short is padded with zeros; [`mask`](Sample::mask) tells which steps are
-    /// real, and the observation behind the last real one is the final observation if the writer gave it.
+    /// Whether an unroll or a sequence stops where its episode stops.
+    ///
+    /// Unrolls. `false`, the default: they run through episode ends. `true`: an unroll that an end cuts short is padded
+    /// with zeros; [`mask`](Sample::mask) tells which steps are real, and the observation behind the last real one is the
+    /// final observation if the writer gave it.
+    ///
+    /// Sequences. `true`, the default: every window ends with its episode, whose final observation is kept. `false`: they
+    /// run through episode ends as lanes do, and final observations are not kept. Transitions always stay within.
     pub fn within_episode(&mut self, within: bool) -> &mut Sample {
+        let column = "within_episode";
         if self.kind == Kind::Step && within {
-            self.step.keep(SchemaError::NotInThisSample {
-                column: "within_episode",
-                needs: "an unroll: a single step has no end",
-            });
+            let needs = "an unroll or a sequence: a single step has no end";
+            self.step.keep(SchemaError::NotInThisSample { column, needs });
+        }
+        if matches!(self.kind, Kind::Transition { .. }) && !within {
+            let needs = "an unroll or a sequence: a transition bootstraps where its episode ends";
+            self.step.keep(SchemaError::NotInThisSample { column, needs });
         }
         self.within_episode = within;
         self
     }
 
-    /// The handle on the column of `leaf`: see the table above for its shape. Every leaf is a column, whether its handle
-    /// is asked for or not; the derived columns below are added when they are asked for.
-    pub fn all<T: Element>(&mut self, leaf: Leaf<T>) -> Column<T> {
-        if !self.step.has(leaf) {
-            self.step.keep(SchemaError::Foreign { verb: "all" });
+    /// Whether sequences begin so late in an episode that its end cuts them short: they are then padded, and
+    /// [`mask`](Sample::mask) tells which steps are real. `false`, the default, leaves them out, so an episode shorter
+    /// than the sequence is never sampled.
+    pub fn pad_short(&mut self, pad: bool) -> &mut Sample {
+        if !matches!(self.kind, Kind::Sequence { .. }) {
+            let needs = "a sequence: nothing else is left out for being short";
+            self.step.keep(SchemaError::NotInThisSample { column: "pad_short", needs });
         }
-        self.handle(leaf.index as usize)
+        self.pad_short = pad;
+        self
     }
 
-    /// Whether the episode was terminated by this step.
+    /// The handle on the column of `leaf`: see the tables above for its shape. Of steps and unrolls every leaf is a
+    /// column, whether its handle is asked for or not; every other column is added when it is asked for. What an end
+    /// leaves of it is zeros.
+    pub fn all<T: Element>(&mut self, leaf: Leaf<T>) -> Column<T> {
+        let (index, own) = (leaf.index as usize, self.own(leaf, "all"));
+        match self.kind {
+            Kind::Sequence { .. } => {
+                let observation = own && self.step.leaves[index].observation;
+                let to = self.steps_of(observation) as i32;
+                self.declare_window(Window { leaf: index, ..Window::from_first(0..to, Pad::Zeros) })
+            }
+            Kind::Transition { .. } => self.at(leaf, 0),
+            Kind::Step | Kind::Unroll { .. } => self.handle(index),
+        }
+    }
+
+    /// The value of `leaf` at `offset` from the row's first step; zeros where the episode has no such step. For
+    /// transitions and sequences.
+    pub fn at<T: Element>(&mut self, leaf: Leaf<T>, offset: i32) -> Column<T> {
+        let offsets = offset..offset.saturating_add(1);
+        self.windowed(leaf, "at", Window { single: true, ..Window::from_first(offsets, Pad::Zeros) })
+    }
+
+    /// The values of `leaf` at `offsets` from the row's first step, `-3..1` being the step and the three before it. Of an
+    /// observation the offset behind an episode's last step is its final observation. For transitions and sequences.
+    pub fn window<T: Element>(&mut self, leaf: Leaf<T>, offsets: Range<i32>, pad: Pad) -> Column<T> {
+        self.windowed(leaf, "window", Window::from_first(offsets, pad))
+    }
+
+    /// The value of `leaf` at the bootstrap step: see the table above. Of anything but an observation it is zeros where
+    /// the episode ended. For transitions and sequences.
+    pub fn next<T: Element>(&mut self, leaf: Leaf<T>) -> Column<T> {
+        let window = Window { anchor: Anchor::Bootstrap, single: true, ..Window::from_first(0..1, Pad::Zeros) };
+        self.windowed(leaf, "next", window)
+    }
+
+    /// The values of `leaf` at `offsets` from the bootstrap step: `-3..1` ends with it. For transitions and sequences.
+    pub fn next_window<T: Element>(&mut self, leaf: Leaf<T>, offsets: Range<i32>, pad: Pad) -> Column<T> {
+        self.windowed(leaf, "next_window", Window { anchor: Anchor::Bootstrap, ..Window::from_first(offsets, pad) })
+    }
+
+    fn windowed<T: Element>(&mut self, leaf: Leaf<T>, verb: &'static str, window: Window) -> Column<T> {
+        self.own(leaf, verb);
+        if !self.kind.is_replayed() {
+            self.step.keep(SchemaError::NotInThisSample { column: verb, needs: REPLAYED });
+        }
+        let most = MOST_STEPS as i32;
+        if window.from >= window.to || window.from < -most || window.to > most {
+            self.step.keep(SchemaError::Offsets { from: window.from, to: window.to, most });
+        }
+        self.declare_window(Window { leaf: leaf.index as usize, ..window })
+    }
+
+    /// Values that a leaf has in a row: of an observation one more than steps.
+    pub(crate) fn steps_of(&self, observation: bool) -> usize {
+        match self.kind {
+            Kind::Step | Kind::Transition { .. } => 1,
+            Kind::Unroll { steps } => steps.saturating_add(usize::from(observation)),
+            Kind::Sequence { len, .. } => len.min(MOST_STEPS) + usize::from(observation),
+        }
+    }
+
+    fn declare_window<T: Element>(&mut self, window: Window) -> Column<T> {
+        self.declare(Declared::Window(window))
+    }
+
+    fn own<T: Element>(&mut self, leaf: Leaf<T>, verb: &'static str) -> bool {
+        let own = self.step.has(leaf);
+        if !own {
+            self.step.keep(SchemaError::Foreign { verb });
+        }
+        own
+    }
+
+    /// The discounted sum of `reward` over the steps from the first up to the bootstrap step, where it stops:
+    /// Σ γᵏ r(t + k), in `f32`, multiplied and added in the order of the steps with γᵏ from a table. For transitions.
+    pub fn n_step_return(&mut self, reward: Leaf<f32>) -> Column<f32> {
+        self.needs_transition("n_step_return");
+        if self.own(reward, "n_step_return") {
+            let info = &self.step.leaves[reward.index as usize];
+            if !info.shape.is_empty() {
+                let (name, shape) = (info.name.clone(), info.shape.clone());
+                self.step.keep(SchemaError::RewardShape { name, shape });
+            }
+        }
+        self.derive(Derived::NStepReturn { reward: reward.index as usize })
+    }
+
+    /// What the value of the bootstrap step counts: γᵏ for k steps up to it, 0 if the episode terminated there. Where it
+    /// was truncated the final observation is bootstrapped from. For transitions.
+    pub fn discount(&mut self) -> Column<f32> {
+        self.needs_transition("discount");
+        self.derive(Derived::Discount)
+    }
+
+    /// The importance weight of the row: 1 unless the sampler gives rows unequal chances. For transitions and sequences.
+    pub fn weight(&mut self) -> Column<f32> {
+        if !self.kind.is_replayed() {
+            self.step.keep(SchemaError::NotInThisSample { column: "weight", needs: REPLAYED });
+        }
+        self.derive(Derived::Weight)
+    }
+
+    fn needs_transition(&mut self, column: &'static str) {
+        if !matches!(self.kind, Kind::Transition { .. }) {
+            let needs = "a transition, which has the n and the γ: `Sample::transition(step, n, gamma)`";
+            self.step.keep(SchemaError::NotInThisSample { column, needs });
+        }
+    }
+
+    /// Whether the episode was terminated by this step; of a transition: between its first and its bootstrap step.
     pub fn terminated(&mut self) -> Column<bool> {
         self.derive(Derived::Terminated)
     }
 
-    /// Whether the episode was truncated (cut by a time limit, say) at this step.
+    /// Whether the episode was truncated (cut by a time limit, say) at this step; of a transition: between its first and
+    /// its bootstrap step.
     pub fn truncated(&mut self) -> Column<bool> {
         self.derive(Derived::Truncated)
     }
@@ -185,17 +472,19 @@ impl Sample {
         self.derive(Derived::Mask)
     }
 
-    /// The version of the weights that each step was acted with.
+    /// The version of the weights that each step (of a transition: the first) was acted with.
     pub fn policy_version(&mut self) -> Column<i64> {
         self.derive(Derived::PolicyVersion)
     }
 
-    /// The column of that name and element type: a leaf, or a derived column that was declared.
+    /// The column of that name and element type: a leaf, or a column that was declared. Windows are named after their leaf
+    /// and offsets, `obs[-3..1]`, `next.obs`; `all(leaf)` is named like the leaf, and so is a transition's `at(leaf, 0)`.
     ///
     /// # Errors
     /// [`SchemaError::Missing`] lists the names there are; [`SchemaError::ElementType`] names the type it has.
     pub fn find<T: Element>(&self, name: &str) -> Result<Column<T>, SchemaError> {
-        Ok(self.handle(schema::find(self.names(), name, T::DTYPE)?))
+        let names = self.names();
+        Ok(self.handle(schema::find(names.iter().map(|(name, dtype)| (name.as_str(), *dtype)), name, T::DTYPE)?))
     }
 
     /// The first mistake made while declaring, if any. The feed's builder reports the same one.
@@ -206,25 +495,96 @@ impl Sample {
         if let Some(fault) = &self.step.fault {
             return Err(fault.clone());
         }
-        let taken = self.derived.iter().find(|d| self.step.leaves.iter().any(|leaf| leaf.name == d.name()));
-        taken.map_or(Ok(()), |d| Err(SchemaError::Duplicate { name: d.name().to_owned() }))
+        if self.kind.is_replayed() && self.declared.is_empty() {
+            return Err(SchemaError::NoColumns);
+        }
+        self.check_sparse()?;
+        let names = self.names();
+        let twice = names.iter().enumerate().find(|(place, (name, _))| names[..*place].iter().any(|(n, _)| n == name));
+        twice.map_or(Ok(()), |(_, (name, _))| Err(SchemaError::Duplicate { name: name.clone() }))
     }
 
-    fn names(&self) -> impl Iterator<Item = (&str, DType)> + Clone {
-        let leaves = self.step.leaves.iter().map(|leaf| (leaf.name.as_str(), leaf.dtype));
-        leaves.chain(self.derived.iter().map(|d| (d.name(), d.dtype())))
+    /// Leaves that are kept on some steps only are read on those.
+    fn check_sparse(&self) -> Result<(), SchemaError> {
+        for (index, leaf) in self.step.leaves.iter().enumerate().filter(|(_, leaf)| leaf.every > 1) {
+            let kept = |window: &Window| {
+                let at_first = window.single && window.anchor == Anchor::First;
+                window.leaf != index || (at_first && (window.from.unsigned_abs() as usize).is_multiple_of(leaf.every))
+            };
+            let mut windows = self.declared.iter().filter_map(|declared| match declared {
+                Declared::Window(window) => Some(window),
+                Declared::Derived(_) => None,
+            });
+            let begins = matches!(self.kind, Kind::Sequence { stride, .. } if stride.is_multiple_of(leaf.every));
+            if !begins || !windows.all(kept) {
+                return Err(SchemaError::Sparse { leaf: leaf.name.clone(), every: leaf.every });
+            }
+        }
+        Ok(())
+    }
+
+    /// Names and element types of all columns.
+    pub(crate) fn names(&self) -> Vec<(String, DType)> {
+        let leaves = &self.step.leaves;
+        let own = leaves[..self.leaf_columns()].iter().map(|leaf| (leaf.name.clone(), leaf.dtype));
+        let declared = self.declared.iter().map(|declared| match declared {
+            Declared::Derived(derived) => (derived.name().to_owned(), derived.dtype()),
+            Declared::Window(window) => match leaves.get(window.leaf) {
+                Some(leaf) => {
+                    let all = self.kind.has_time().then(|| self.steps_of(leaf.observation));
+                    (window.name(&leaf.name, all), leaf.dtype)
+                }
+                None => (String::new(), DType::U8), // a foreign leaf, which `check` has reported
+            },
+        });
+        own.chain(declared).collect()
+    }
+
+    /// Columns that every leaf has without being asked for.
+    pub(crate) fn leaf_columns(&self) -> usize {
+        if self.kind.is_replayed() { 0 } else { self.step.leaves.len() }
     }
 
     fn derive<T: Element>(&mut self, derived: Derived) -> Column<T> {
-        let place = self.derived.iter().position(|&d| d == derived).unwrap_or_else(|| {
-            self.derived.push(derived);
-            self.derived.len() - 1
+        self.declare(Declared::Derived(derived))
+    }
+
+    fn declare<T: Element>(&mut self, declared: Declared) -> Column<T> {
+        let place = self.declared.iter().position(|&d| d == declared).unwrap_or_else(|| {
+            self.declared.push(declared);
+            self.declared.len() - 1
         });
-        self.handle(self.step.leaves.len() + place)
+        self.handle(self.leaf_columns() + place)
     }
 
     fn handle<T>(&self, index: usize) -> Column<T> {
         Column { schema: self.step.schema, index: index as u32, element: PhantomData }
+    }
+}
+
+impl Window {
+    fn from_first(offsets: Range<i32>, pad: Pad) -> Window {
+        let (from, to) = (offsets.start, offsets.end);
+        Window { leaf: 0, anchor: Anchor::First, from, to, pad, single: false }
+    }
+
+    /// Values a row.
+    pub(crate) fn len(&self) -> usize {
+        (self.to - self.from).max(0) as usize
+    }
+
+    /// `all`: how many values of the leaf a sequence has; `None` of a transition, which has one.
+    fn name(&self, leaf: &str, all: Option<usize>) -> String {
+        let next = if self.anchor == Anchor::Bootstrap { "next." } else { "" };
+        let pad = if self.pad == Pad::Repeat { " repeated" } else { "" };
+        let whole = all == Some(self.len()) && pad.is_empty();
+        match (self.single, self.from, next.is_empty()) {
+            (true, 0, true) if all.is_none() => leaf.to_owned(),
+            (true, 0, false) => format!("next.{leaf}"),
+            (true, from, _) => format!("{next}{leaf}[{from}]"),
+            (false, 0, true) if whole => leaf.to_owned(),
+            (false, from, _) => format!("{next}{leaf}[{from}..{}]{pad}", self.to),
+        }
     }
 }
 

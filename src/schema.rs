@@ -52,6 +52,8 @@ pub struct LeafInfo {
     /// Whether it is an observation: known before the action, and once more after the last one.
     pub observation: bool,
     pub(crate) reject_non_finite: bool,
+    /// A store keeps it on every so many steps of a lane.
+    pub(crate) every: usize,
 }
 
 impl LeafInfo {
@@ -64,6 +66,9 @@ impl LeafInfo {
         self.elements() * self.dtype.size()
     }
 }
+
+/// Offsets and lengths are no larger than this, so that sums of them never overflow.
+pub(crate) const MOST_STEPS: usize = 1 << 20;
 
 /// What is wrong with a schema or a sample.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -143,6 +148,46 @@ pub enum SchemaError {
     /// An unroll of no steps.
     #[error("an unroll of 0 steps holds nothing: give `Sample::unroll` at least 1")]
     EmptyUnroll,
+    /// A transition or a sequence of no steps, or of too many.
+    #[error("{what} is {got}: it must be from 1 to {most}")]
+    Steps {
+        /// Which number.
+        what: &'static str,
+        /// What it is.
+        got: usize,
+        /// The largest that it can be.
+        most: usize,
+    },
+    /// A discount that is none.
+    #[error("a discount of {gamma}: γ must lie from 0 to 1")]
+    Gamma {
+        /// What came.
+        gamma: String,
+    },
+    /// A window without a step, or too far away.
+    #[error("the offsets {from}..{to} hold no step: give a range like `-3..1`, within {most} steps of the anchor")]
+    Offsets {
+        /// The first offset.
+        from: i32,
+        /// One past the last offset.
+        to: i32,
+        /// How far they may be away.
+        most: i32,
+    },
+    /// A leaf that is kept on some steps is read, or sequences begin, where it is not.
+    #[error(
+        "leaf `{leaf}` is kept on every {every}th step: sequences must begin there (a stride that is a multiple of it), and \
+         read it by `at` with offsets that are"
+    )]
+    Sparse {
+        /// The leaf.
+        leaf: String,
+        /// The distance of the steps on which it is kept.
+        every: usize,
+    },
+    /// A sample of a step store, of which no column was asked for.
+    #[error("the sample has no column: ask for at least one, with `at`, `window`, `all` or `next`")]
+    NoColumns,
     /// A derived column that this kind of sample does not have.
     #[error("`{column}` needs {needs}")]
     NotInThisSample {
@@ -222,6 +267,35 @@ impl Step {
         self
     }
 
+    /// Has a [replay](crate::FeedBuilder::replay) store keep this leaf on every `k`-th step of a lane only, counted from the
+    /// lane's first: for what is large and needed once a sequence, like a recurrent state. The sequences begin at those
+    /// steps, so their stride must be a multiple of `k`; the leaf is read by [`Sample::at`](crate::Sample::at). Writers write
+    /// it at each step, and the store ignores what it does not keep.
+    ///
+    /// ```
+    /// # use pinring::*;
+    /// # fn main() -> Result<()> {
+    /// let mut step = Step::new();
+    /// let obs = step.observation::<f32>("obs", &[4]);
+    /// let state = step.observation::<f32>("state", &[2, 512]); // 4 KB: on every 40th step only
+    /// step.every(state, 40);
+    /// let mut sample = Sample::sequence(step, 80, 40);
+    /// let (obs, state) = (sample.all(obs), sample.at(state, 0));
+    /// let footprint = Feed::builder(sample).lanes(1).replay(10_000, Uniform::new()).footprint()?;
+    /// assert_eq!(footprint.record_bytes_each, 16);
+    /// # let _ = (obs, state);
+    /// # Ok(()) }
+    /// ```
+    pub fn every<T: Element>(&mut self, leaf: Leaf<T>, k: usize) -> &mut Step {
+        if let Some(index) = self.own(leaf, "every") {
+            if k == 0 || k > MOST_STEPS {
+                self.keep(SchemaError::Steps { what: "the distance of kept steps", got: k, most: MOST_STEPS });
+            }
+            self.leaves[index].every = k.clamp(1, MOST_STEPS);
+        }
+        self
+    }
+
     /// The leaf of that name and element type, for schemas that come from a config file.
     ///
     /// # Errors
@@ -246,6 +320,7 @@ impl Step {
             shape: shape.to_vec(),
             observation,
             reject_non_finite: false,
+            every: 1,
         });
         self.handle(self.leaves.len() - 1)
     }

@@ -20,6 +20,16 @@ pub(crate) struct RowRecord {
     pub first_step: u64,
     /// The version of the weights that the row's first step was acted with.
     pub version: u64,
+    pub key: RowKey,
+}
+
+/// Where a replayed row came from: a record of the store, and how often its chunk had been begun. Zeros elsewhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RowKey {
+    pub record: u32,
+    pub generation: u32,
+    /// Of the second store that a feed mixes in.
+    pub mixed: bool,
 }
 
 /// Every slot of the ring, as addresses.

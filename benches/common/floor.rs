@@ -68,6 +68,13 @@ impl Floor {
         Floor::with(columns, end, lanes, 1)
     }
 
+    /// So many pieces, one behind the other.
+    pub fn pieces(bytes: usize, pieces: usize) -> Floor {
+        let row_stride = bytes.next_multiple_of(16);
+        let column = Column { offset: 0, item: bytes, steps: 1, row_stride, step_stride: 0 };
+        Floor::with(vec![column], row_stride * pieces, pieces, 1)
+    }
+
     fn with(columns: Vec<Column>, end: usize, rows: usize, slots: usize) -> Floor {
         let slot_bytes = end.next_multiple_of(SLOT_ALIGN);
         let bytes = slot_bytes * slots;

@@ -1,4 +1,4 @@
-//! Work for the device: kernels that spin, and one that weighs memory to tell whether it is whole.
+//! Work for the device: kernels that spin, one that computes, and one that weighs memory to tell whether it is whole.
 #![allow(dead_code)] // each bench uses a part
 
 use super::driver::{Cuda, DeviceMemory, Failure, Function, RawStream};
@@ -7,6 +7,8 @@ use super::driver::{Cuda, DeviceMemory, Failure, Function, RawStream};
 pub const PTX: &str = include_str!("kernels.ptx");
 /// Blocks and threads of a full weighing.
 const WIDE: (u32, u32) = (264, 256);
+/// Blocks and threads that fill any device so far, some times over.
+const FULL: (u32, u32) = (132 * 16, 256);
 /// Words that [`Kernels::touch`] reads.
 const TOUCHED: u64 = 1024;
 
@@ -15,6 +17,7 @@ pub struct Kernels {
     cuda: &'static Cuda,
     spin: Function,
     weigh: Function,
+    work: Function,
     cycles_per_us: f64,
     /// Where `touch` adds.
     sink: DeviceMemory,
@@ -25,7 +28,8 @@ impl Kernels {
     pub fn new(cuda: &'static Cuda) -> Result<Kernels, Failure> {
         let module = cuda.module(PTX)?;
         let (spin, weigh) = (cuda.function(&module, c"spin")?, cuda.function(&module, c"weigh")?);
-        let mut kernels = Kernels { cuda, spin, weigh, cycles_per_us: 1000.0, sink: cuda.alloc(256)? };
+        let work = cuda.function(&module, c"work")?;
+        let mut kernels = Kernels { cuda, spin, weigh, work, cycles_per_us: 1000.0, sink: cuda.alloc(256)? };
         let stream = cuda.stream()?;
         let (begin, end) = (cuda.timed_event()?, cuda.timed_event()?);
         let cycles = 2_000_000;
@@ -79,6 +83,12 @@ impl Kernels {
     pub unsafe fn touch(&self, at: u64, stream: RawStream) -> Result<(), Failure> {
         // SAFETY: `weigh` takes these three; the caller's promise for `at`; the sink lives as long as the kernels.
         unsafe { self.cuda.launch(self.weigh, (1, 256), &mut [at, TOUCHED, self.sink.address], stream) }
+    }
+
+    /// So many turns of eight multiplications and additions in each thread of a grid that fills the device.
+    pub fn work(&self, turns: u64, stream: RawStream) -> Result<(), Failure> {
+        // SAFETY: `work` takes these two; the sink lives as long as the kernels, and is written by none of its threads.
+        unsafe { self.cuda.launch(self.work, FULL, &mut [turns, self.sink.address], stream) }
     }
 
     /// Adds the weight of `words` 32-bit words to the 64-bit integer at `sum`: see [`weight`].

@@ -1,4 +1,5 @@
-"""PyTorch by hand: rows gathered into a pinned stage by `index_select`, then copied leaf by leaf without waiting."""
+"""PyTorch by hand: rows gathered into a pinned stage by `index_select`, then copied leaf by leaf without waiting; and
+gathered from the device's own memory."""
 
 import torch
 
@@ -35,3 +36,20 @@ def run(clock, quick):
             return sample(torch.arange(place, place + workloads.BATCH))
 
         clock.time(PEER, workload, "in order, pinned stage", in_order, size * workloads.BATCH, threads=torch.get_num_threads())
+
+        if clock.device.type == "cuda":
+            from_memory_of_the_device(clock, workload, leaves, size)
+
+
+def from_memory_of_the_device(clock, workload, leaves, size):
+    """All rows in the device's own memory: what a replay costs where that is large enough."""
+    rows = 4 * 10**9 // size
+    store = {name: leaf.to(clock.device) for name, leaf in workloads.make_rows(leaves, rows).items()}
+
+    def sample(numbers):
+        return {name: torch.index_select(leaf, 0, numbers) for name, leaf in store.items()}
+
+    numbers = torch.randint(rows, (workloads.BATCH,), device=clock.device)
+    workloads.check(sample(numbers), numbers.cpu(), leaves)
+    call = lambda: sample(torch.randint(rows, (workloads.BATCH,), device=clock.device))
+    clock.time(PEER, workload, "uniform, rows in the device's memory", call, size * workloads.BATCH)

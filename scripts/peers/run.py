@@ -2,8 +2,9 @@
 
     python3 scripts/peers/run.py [--quick] [--turns N] [--device cuda|cpu] [NAME…]
 
-Names: copies, gather, dataloader, torchrl_replay, echo_fifo. A peer that is not installed says so in its line. Without a
-CUDA device: `skipped: no CUDA device`, unless `--device cpu` asks to see the scripts run, which says nothing about speed.
+Names: selection, copies, gather, dataloader, torchrl_replay, echo_fifo. A peer that is not installed says so in its line.
+`selection` runs on the host. The others need PyTorch and a CUDA device, or say `skipped: …`; `--device cpu` asks to see
+them run without one, which says nothing about speed.
 """
 
 import argparse
@@ -12,7 +13,10 @@ import sys
 
 sys.dont_write_bytecode = True  # the folder may be read-only
 
-NAMES = ("copies", "gather", "dataloader", "torchrl_replay", "echo_fifo")
+from lines import say
+
+ON_THE_HOST = ("selection",)
+NAMES = ON_THE_HOST + ("copies", "gather", "dataloader", "torchrl_replay", "echo_fifo")
 
 
 def main():
@@ -25,29 +29,42 @@ def main():
     for name in arguments.names:
         if name not in NAMES:
             parser.error(f"{name} is not one of {', '.join(NAMES)}")
+    names = arguments.names or NAMES
+    failed = [name for name in names if name in ON_THE_HOST and not ran(name, None, arguments.quick)]
+    names = [name for name in names if name not in ON_THE_HOST]
+    if names:
+        clock = clock_of(arguments)
+        failed += [name for name in names if clock is not None and not ran(name, clock, arguments.quick)]
+    return int(bool(failed))
+
+
+def clock_of(arguments):
+    """The clock, if there is a device to time."""
     try:
         import torch
     except ImportError as error:
         print(f"skipped: PyTorch is not installed: {error}")
-        return 0
+        return None
     if arguments.device == "cuda" and not torch.cuda.is_available():
         print("skipped: no CUDA device: torch.cuda.is_available() is False")
-        return 0
+        return None
     import workloads
 
-    clock = workloads.Clock(arguments.device, arguments.turns or (10 if arguments.quick else 50))
     name_of_device = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
-    workloads.say(peer="host", torch=torch.__version__, device=name_of_device, python=sys.version.split()[0])
-    failed = False
-    for name in arguments.names or NAMES:
-        try:
-            importlib.import_module(name).run(clock, arguments.quick)
-        except ImportError as error:
-            workloads.say(peer=name, result="not installed", error=str(error))
-        except Exception as error:  # the other peers still have their turn
-            failed = True
-            workloads.say(peer=name, result="failed", error=f"{type(error).__name__}: {error}")
-    return int(failed)
+    say(peer="host", torch=torch.__version__, device=name_of_device, python=sys.version.split()[0])
+    return workloads.Clock(arguments.device, arguments.turns or (10 if arguments.quick else 50))
+
+
+def ran(name, clock, quick):
+    """Runs a peer. One that is not installed is no failure."""
+    try:
+        importlib.import_module(name).run(clock, quick)
+    except ImportError as error:
+        say(peer=name, result="not installed", error=str(error))
+    except Exception as error:  # the other peers still have their turn
+        say(peer=name, result="failed", error=f"{type(error).__name__}: {error}")
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@ The rows are those of the Rust benches: batches of 512 rows of 28 KB in 4 leaves
 batch is on the device.
 """
 
-import json
 import statistics
 import time
 
 import torch
+
+from lines import say
 
 BATCH = 512
 PARTS = (4, 32, 128, 256, 704)
@@ -106,7 +107,3 @@ class Clock:
 def to_device(batch, device):
     """Leaf by leaf, without waiting: what a learner does with a batch of tensors."""
     return {name: leaf.to(device, non_blocking=True) for name, leaf in batch.items()}
-
-
-def say(**figures):
-    print(json.dumps(figures), flush=True)

@@ -13,6 +13,7 @@ use crate::feeding::Desk;
 use crate::feeding::download::{Downloads, Finished};
 use crate::feeding::feeder::Feeder;
 use crate::feeding::rounds::Seat;
+use crate::gather::Gathering;
 use crate::intake::IntakeGate;
 use crate::layout::SLOT_ALIGN;
 use crate::memory::{PinWatch, Ring, RingPlan};
@@ -152,6 +153,9 @@ impl Feeding {
         let desk = Arc::new(desk);
         desk.attend();
         let feeder = Feeder::new(desk.clone()).map_err(cuda)?;
+        if let Some(error) = self.gate.gathering.as_ref().and_then(Gathering::refused) {
+            return Err(error);
+        }
         let delivery = finished.map(|finished| self.deliver(desk.clone(), finished)).transpose()?;
         Ok((feeder, desk, delivery))
     }

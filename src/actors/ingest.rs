@@ -72,6 +72,17 @@ impl Ingest {
                 );
                 return;
             }
+            if self.gate.store.is_some() {
+                tracing::warn!(
+                    target: "pinring",
+                    writers = parked,
+                    held = metrics.batches_held,
+                    waiting = metrics.batches_waiting,
+                    seconds,
+                    "stalled: writers wait for the pace of the replay store, and the learner has taken nothing"
+                );
+                return;
+            }
             tracing::warn!(
                 target: "pinring",
                 writers = parked,

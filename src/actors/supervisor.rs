@@ -1,14 +1,15 @@
 //! The supervisor: the order of the start, the first fault, and the stop.
 //!
 //! Owns the other actors' addresses; their threads are the crew's. It starts pinning, then feeding device by device,
-//! then ingest, then answers the builder; it takes every exit report; it closes the gates and ends the crew. Nothing is restarted: the first fault is
-//! final, closes the gates with its text, and a user starts a new feed.
+//! then sampling if steps are stored, then ingest, then answers the builder; it takes every exit report; it closes the
+//! gates and ends the crew. Nothing is restarted: the first fault is final, closes the gates with its text, and a user starts a new feed.
 
 use super::crew::Crew;
 use super::feeding::{FEEDING, Feeding, FeedingPlan, StopFeeding};
 use super::host::{self, Exit};
 use super::ingest::{Ingest, StopIngest, Watch};
 use super::pinning::{PinPlan, Pinning, StopPinning};
+use super::sampling::{SAMPLING, Sampling, StopSampling};
 use crate::error::{Closed, Error, ErrorKind, Fault};
 use crate::feeding::Desk;
 use crate::intake::{IntakeConfig, IntakeGate};
@@ -74,6 +75,8 @@ pub(crate) struct Supervisor {
     make_gate: Option<MakeGate>,
     /// Devices that were not attached yet, the next one last.
     devices: Vec<FeedingPlan>,
+    /// Threads that fill a sampled batch.
+    gather_threads: usize,
     /// What the builder gets, once it is whole.
     running: Option<Running>,
     /// The builder, until it was answered.
@@ -103,6 +106,7 @@ impl Supervisor {
         plan: PinPlan,
         make_gate: MakeGate,
         mut devices: Vec<FeedingPlan>,
+        gather_threads: usize,
         start: Sender<Result<Running, Error>>,
     ) -> Supervisor {
         devices.reverse();
@@ -112,6 +116,7 @@ impl Supervisor {
             plan: Some(plan),
             make_gate: Some(make_gate),
             devices,
+            gather_threads,
             running: None,
             start: Some(start),
             pinning: None,
@@ -195,6 +200,18 @@ impl Supervisor {
                 Err(error) => self.refuse(error, context),
             }
             return;
+        }
+        if let Some(store) = gate.store.clone() {
+            let (common, supervisor) = (self.common.clone(), address.clone());
+            let (feed, threads) = (self.feed, self.gather_threads);
+            let sampling = Sampling { feed, gate: gate.clone(), store, threads, common, supervisor };
+            match host::host(self.feed, SAMPLING, sampling, Supervisor::report_to(address.clone(), SAMPLING)) {
+                Ok(hosted) => {
+                    self.common.crew.add(hosted, || StopSampling);
+                    self.alive += 1;
+                }
+                Err(error) => return self.refuse(error, context),
+            }
         }
         let ingest = Ingest { gate, watch: Watch::new() };
         match host::host(self.feed, INGEST, ingest, Supervisor::report_to(address, INGEST)) {

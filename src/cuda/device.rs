@@ -18,7 +18,7 @@ mod table;
 mod tests;
 
 pub use error::DeviceError;
-pub(crate) use handles::{DeviceMemory, Event, Stream};
+pub(crate) use handles::{DeviceMemory, Event, Kernel, Stream};
 pub(crate) use table::DeviceTable;
 
 use super::types::{CudaError, CudaSearch, code};
@@ -281,6 +281,49 @@ impl Device {
         self.call("cuMemcpyDtoDAsync", |table| unsafe { (table.cuMemcpyDtoDAsync_v2)(dst, src, bytes, stream.0) })
     }
 
+    // ---- kernels ----
+
+    /// Loads a module and finds a kernel in it. PTX is compiled by the driver, for this device.
+    #[doc(alias = "cuModuleLoadData")]
+    pub(crate) fn kernel(&self, ptx: &CStr, name: &CStr) -> Result<Kernel, CudaError> {
+        let (mut module, mut function) = (0, 0);
+        self.call("cuModuleLoadData", |table| {
+            // SAFETY: the out-pointer is a live integer of ours; the text ends with a zero, as PTX must. `Kernel`'s drop
+            // unloads what was loaded.
+            unsafe { (table.cuModuleLoadData)(&mut module, ptx.as_ptr().cast()) }
+        })?;
+        let mut kernel = Kernel::new(self.clone(), module);
+        self.call("cuModuleGetFunction", |table| {
+            // SAFETY: as above; the module was just loaded.
+            unsafe { (table.cuModuleGetFunction)(&mut function, module, name.as_ptr()) }
+        })?;
+        kernel.set_function(function);
+        Ok(kernel)
+    }
+
+    /// Queues a kernel of one parameter, in so many blocks of so many threads.
+    ///
+    /// # Safety
+    ///
+    /// The kernel takes a `P`, and whatever it touches stays as it needs it until an event recorded behind it has
+    /// completed (invariant 3). `stream` is a live stream of this device.
+    #[doc(alias = "cuLaunchKernel")]
+    pub(crate) unsafe fn launch<P: Copy>(
+        &self,
+        kernel: &Kernel,
+        (blocks, threads): (u32, u32),
+        parameter: &P,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
+        debug_assert!(self.is(kernel.device()), "a kernel of {:?} was used with {self:?}", kernel.device());
+        let mut parameters = [std::ptr::from_ref(parameter).cast_mut().cast()];
+        // SAFETY: the caller's promise about the kernel and the stream; the parameter is read during the call.
+        self.call("cuLaunchKernel", |table| unsafe {
+            let (function, list) = (kernel.function(), parameters.as_mut_ptr());
+            (table.cuLaunchKernel)(function, blocks, 1, 1, threads, 1, 1, 0, stream.0, list, std::ptr::null_mut())
+        })
+    }
+
     // ---- order and completion ----
 
     /// Records the event behind everything that is in the stream now. Where this fails the event keeps what it was:
@@ -334,7 +377,6 @@ impl Device {
     ///
     /// `stream` is a live stream of this device.
     #[doc(alias = "cuStreamSynchronize")]
-    #[cfg_attr(not(test), allow(dead_code))] // for tests
     pub(crate) unsafe fn synchronize_stream(&self, stream: RawStream) -> Result<(), CudaError> {
         // SAFETY: the stream is live by the caller's promise.
         self.call("cuStreamSynchronize", |table| unsafe { (table.cuStreamSynchronize)(stream.0) })

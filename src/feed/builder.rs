@@ -1,6 +1,7 @@
 //! Settings of a feed, their checks, and the start.
 
-use super::Feed;
+use super::gathering::GatherSettings;
+use super::{Feed, replay};
 use crate::actors::feeding::{FEEDING, FeedingPlan};
 use crate::actors::host;
 use crate::actors::pinning::PinPlan;
@@ -13,7 +14,9 @@ use crate::intake::{IntakeConfig, LagGate, WhenFull};
 use crate::layout::{Layout, Place, SLOT_ALIGN};
 use crate::memory::{PinProgress, PinWatch, RingPlan};
 use crate::sample::{Kind, Sample};
+use crate::select::{Pace, Sampler};
 use crate::slots::Slots;
+use crate::store::Store;
 use crate::weights::{Versions, Weights};
 use crate::writer::{buffer_depth, lane_state_bytes};
 use crossbeam_channel::Receiver;
@@ -63,11 +66,20 @@ pub struct Footprint {
     /// One batch: every column rounded up to [`COLUMN_ALIGN`](crate::COLUMN_ALIGN), their sum to
     /// [`SLOT_ALIGN`](crate::SLOT_ALIGN).
     pub slot_bytes: usize,
-    /// The ring: `slot_bytes × buffers`.
+    /// The ring: `slot_bytes × buffers`, and with a replay store as many slots more as hold `store_bytes`.
     pub ring_bytes: usize,
+    /// A replay store's records, rounded up to [`SLOT_ALIGN`](crate::SLOT_ALIGN): `record_bytes_each × store_records`;
+    /// 0 without one.
+    pub store_bytes: usize,
+    /// Records of a replay store: ⌈capacity / c⌉ + lanes + 2 chunks of c = min(64, capacity / (4 × lanes)), at least 1. Of a
+    /// leaf that is kept on every k-th step, a chunk has ⌈c / k⌉ cells more, each as many whole records long as it takes.
+    pub store_records: usize,
+    /// One record: every leaf that is kept on each step, rounded up to 16 bytes.
+    pub record_bytes_each: usize,
     /// What is page-locked: `ring_bytes`, and two buffers of the download size for each device; or 0 with pinning off.
     pub page_locked_bytes: usize,
-    /// Ordinary memory for what the host knows of each row.
+    /// Ordinary memory for what the host knows of each row, and of each record of a replay store; a sampler's own memory
+    /// is not in it.
     pub record_bytes: usize,
     /// Ordinary memory for one lane: its buffer and its accounts. A writer of several lanes takes at most this for each.
     pub lane_bytes: usize,
@@ -96,22 +108,27 @@ type PinCallback = Box<dyn Fn(&PinProgress) + Send + Sync>;
 /// ```
 #[must_use = "a builder does nothing until `start`"]
 pub struct FeedBuilder {
-    sample: Sample,
-    batch: usize,
-    buffers: usize,
-    when_full: WhenFull,
-    lanes: Option<usize>,
-    lockstep: Option<usize>,
-    lag: Option<(Arc<Versions>, u64)>,
+    pub(super) sample: Sample,
+    pub(super) batch: usize,
+    pub(super) buffers: usize,
+    pub(super) when_full: WhenFull,
+    pub(super) lanes: Option<usize>,
+    pub(super) lockstep: Option<usize>,
+    pub(super) lag: Option<(Arc<Versions>, u64)>,
     seed: Option<u64>,
-    pinning: Pinning,
+    pub(super) pinning: Pinning,
     cuda: CudaSearch,
     on_progress: Option<PinCallback>,
     episodes: usize,
-    devices: Vec<i32>,
-    prefetch: usize,
+    pub(super) devices: Vec<i32>,
+    pub(super) prefetch: usize,
     deal: Deal,
     download_bytes: usize,
+    pub(super) replay: Option<(usize, Box<dyn Sampler>)>,
+    pub(super) pace: Option<Pace>,
+    pub(super) gather_threads: Option<usize>,
+    pub(super) mix: Option<(Option<Arc<Store>>, f64)>,
+    pub(super) gather: GatherSettings,
 }
 
 impl fmt::Debug for FeedBuilder {
@@ -123,6 +140,7 @@ impl fmt::Debug for FeedBuilder {
             .field("lanes", &self.lanes)
             .field("lockstep", &self.lockstep)
             .field("pinning", &self.pinning)
+            .field("replay", &self.replay)
             .finish_non_exhaustive()
     }
 }
@@ -147,11 +165,16 @@ impl Feed {
             prefetch: 2,
             deal: Deal::OnDemand,
             download_bytes: 0,
+            replay: None,
+            pace: None,
+            gather_threads: None,
+            mix: None,
+            gather: GatherSettings::default(),
         }
     }
 }
 
-fn config(text: impl Into<String>) -> Error {
+pub(super) fn config(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Config, text)
 }
 
@@ -159,7 +182,7 @@ fn config(text: impl Into<String>) -> Error {
 pub(super) fn lane_bytes(layout: &Layout, lockstep: bool) -> Result<usize> {
     let depth = buffer_depth(layout, lockstep);
     let (_, buffer) = Place::in_lane_buffer(layout, 1, depth)?;
-    Ok(buffer + lane_state_bytes(layout.leaves.len(), depth))
+    Ok(buffer + lane_state_bytes(layout, depth))
 }
 
 impl FeedBuilder {
@@ -181,7 +204,8 @@ impl FeedBuilder {
         self
     }
 
-    /// The most lanes that all writers together may drive; the footprint counts them. Default: no limit.
+    /// The most lanes that all writers together may drive; the footprint counts them. Default: no limit. A replay feed must
+    /// be given it, since its store keeps an open chunk for each lane.
     pub fn lanes(mut self, max: usize) -> Self {
         self.lanes = Some(max);
         self
@@ -269,8 +293,11 @@ impl FeedBuilder {
     pub fn footprint(&self) -> Result<Footprint> {
         let layout = self.layout()?;
         let too_large = |what: String| config(format!("{what} are more bytes than can be addressed: ask for less"));
-        let (rows, buffers) = (self.batch, self.buffers);
-        let ring_bytes = layout.slot_bytes.checked_mul(buffers);
+        let (rows, buffers, store) = (self.batch, self.buffers, self.store_plan(&layout)?);
+        let store_bytes = store.map_or(Ok(0), |store| store.bytes())?;
+        let slots = buffers.checked_add(store_bytes.div_ceil(layout.slot_bytes));
+        let ring_bytes = slots.and_then(|slots| layout.slot_bytes.checked_mul(slots));
+        let ring_bytes = ring_bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
         let ring_bytes =
             ring_bytes.ok_or_else(|| too_large(format!("{buffers} buffers of {} bytes", layout.slot_bytes)))?;
         let download_bytes = self.download_bytes.checked_next_multiple_of(SLOT_ALIGN);
@@ -279,6 +306,7 @@ impl FeedBuilder {
         let download_bytes = download_bytes
             .ok_or_else(|| too_large(format!("the ring and downloads of {} bytes", self.download_bytes)))?;
         let record_bytes = Slots::record_bytes(rows, 1).checked_mul(buffers);
+        let record_bytes = record_bytes.and_then(|bytes| bytes.checked_add(store.map_or(0, |s| s.bytes_beside())));
         let record_bytes =
             record_bytes.ok_or_else(|| too_large(format!("the records of {buffers} batches of {rows} rows")))?;
         let lane_bytes = lane_bytes(&layout, self.lockstep.is_some())?;
@@ -288,6 +316,9 @@ impl FeedBuilder {
         Ok(Footprint {
             slot_bytes: layout.slot_bytes,
             ring_bytes,
+            store_bytes,
+            store_records: store.map_or(0, |store| store.records()),
+            record_bytes_each: store.map_or(0, |store| store.record_bytes),
             page_locked_bytes: if self.pinning == Pinning::Required { ring_bytes + download_bytes } else { 0 },
             record_bytes,
             lane_bytes,
@@ -317,17 +348,23 @@ impl FeedBuilder {
     ///
     /// # Errors
     /// Mistakes in the sample or the settings; everything else comes from [`StartHandle::wait`].
-    pub fn start_in_background(self) -> Result<StartHandle> {
+    pub fn start_in_background(mut self) -> Result<StartHandle> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let footprint = self.footprint()?; // overflow is found here, before anything runs
         let layout = Arc::new(self.layout()?);
-        let plan = RingPlan { slot_bytes: layout.slot_bytes, slots: self.buffers, beside: footprint.ordinary_bytes };
+        let slots = footprint.ring_bytes / layout.slot_bytes;
+        let plan = RingPlan { slot_bytes: layout.slot_bytes, slots, beside: footprint.ordinary_bytes };
         let seed = match self.seed {
             Some(seed) => seed,
             None => rand::rngs::SysRng.try_next_u64().map_err(|error| {
                 config(format!("the operating system gave no seed ({error}): give one with `.seed`"))
             })?,
         };
+        let buffers = self.buffers;
+        let gather_threads = self.gather_threads.unwrap_or_else(replay::gather_threads);
+        let store = self.store_config(&layout, seed)?;
+        let mixed = self.mixed(&layout)?;
+        let gathering = store.as_ref().map(|store| self.gathering(&layout, store)).transpose()?;
         let lag = self.lag.map(|(versions, lag)| {
             if self.lockstep.is_some() {
                 versions.keep_at_least(lag.saturating_add(1));
@@ -338,7 +375,11 @@ impl FeedBuilder {
         let (when_full, max_lanes, lockstep) = (self.when_full, self.lanes, self.lockstep);
         let make_gate: MakeGate = Box::new(move |ring| IntakeConfig {
             layout,
+            gathering: gathering.map(|gathering| gathering(&ring)),
             ring,
+            buffers,
+            store,
+            mixed,
             when_full,
             lag,
             max_lanes,
@@ -367,7 +408,7 @@ impl FeedBuilder {
         let common = Arc::new(Common::default());
         let (answer, answered) = crossbeam_channel::bounded(1);
         let feed = NEXT.fetch_add(1, Ordering::Relaxed);
-        let supervisor = Supervisor::new(feed, common.clone(), pin, make_gate, devices, answer);
+        let supervisor = Supervisor::new(feed, common.clone(), pin, make_gate, devices, gather_threads, answer);
         let hosted = host::host(feed, SUPERVISOR, supervisor, {
             let common = common.clone();
             move |exit| {
@@ -393,6 +434,7 @@ impl FeedBuilder {
         }
         let most = u32::MAX as usize;
         let steps = if let Kind::Unroll { steps } = self.sample.kind { steps } else { 1 };
+        let (capacity, threads) = (self.replay.as_ref().map_or(0, |(capacity, _)| *capacity), self.gather_threads);
         let lanes = self.lanes.or(self.lockstep).unwrap_or(0);
         for (count, verb, most) in [
             (self.batch, "batch", most),
@@ -400,6 +442,8 @@ impl FeedBuilder {
             (lanes, if self.lanes.is_some() { "lanes" } else { "lockstep" }, most),
             (steps, "unroll", most),
             (self.episodes, "episodes", MOST_EPISODES),
+            (capacity, "replay", most),
+            (threads.unwrap_or(1), "gather_threads", replay::MOST_THREADS),
         ] {
             if count > most {
                 return Err(config(format!("`{verb}({count})` is too large: at most {most}")));
@@ -436,13 +480,15 @@ impl FeedBuilder {
                      at `Block`",
                 ));
             }
-            if self.sample.within_episode {
+            if self.sample.within_episode && !self.sample.kind.is_replayed() {
                 return Err(config(
                     "lockstep unrolls run through episode ends, so that lanes stay in step: leave `.within_episode` at \
                      false and use `terminated`, `truncated` and `is_first`",
                 ));
             }
         }
+        self.check_replay()?;
+        self.check_gather()?;
         Ok(Layout::new(&self.sample, self.batch)?)
     }
 }

@@ -3,6 +3,8 @@
 //! Owns the supervisor's thread and the handles that the embedding program uses. Dropping it stops everything.
 
 mod builder;
+mod gathering;
+mod replay;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 
@@ -16,14 +18,18 @@ use crate::feeding::Desk;
 use crate::feeding::copy::DeviceCopier;
 use crate::feeding::learner::DeviceLearner;
 use crate::feeding::rounds::Seat;
+use crate::gather::Gathering;
 use crate::intake::{IntakeGate, NoSeat};
+use crate::keys::Keys;
 use crate::layout::ColumnInfo;
 use crate::learner::Learner;
 use crate::memory::{PinReport, memory_limit};
 use crate::metrics::Metrics;
+use crate::store::{CheckpointError, Loaded, Saved, Store};
 use crate::sync::lock;
 use crate::writer::Writer;
 use std::ffi::c_void;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -185,6 +191,7 @@ impl Feed {
                 "this feed deals its batches to its devices by rounds, so that none is left for the host: use `learner_on`,                  or deal on demand",
             ));
         }
+        self.gather_for_host()?;
         if self.learner_taken.swap(true, Ordering::Relaxed) {
             return Err(Error::new(
                 ErrorKind::Misuse,
@@ -219,6 +226,8 @@ impl Feed {
         if !desk.want() {
             return Err(Error::new(ErrorKind::Misuse, format!("the learner on device {device} was taken already")));
         }
+        self.gate.grant(desk.buffers);
+        self.gate.gathering.iter().for_each(Gathering::take_device);
         self.gate.learner_taken();
         // SAFETY: the caller's duty.
         Ok(unsafe { DeviceLearner::new(desk.clone(), stream) })
@@ -238,6 +247,89 @@ impl Feed {
             let text =
                 format!("the feed was built with the devices {known:?}, not with {device}: add `.device({device})`");
             Error::new(ErrorKind::Misuse, text)
+        })
+    }
+
+    /// Sets the exponent of a prioritized sampler's importance weights, from the next selection on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Misuse`] without a replay store; [`ErrorKind::Config`] if the sampler has none, or it cannot be that.
+    pub fn set_beta(&self, beta: f64) -> Result<()> {
+        self.store("set_beta")?.set_beta(beta).map_err(|error| Error::from_source(ErrorKind::Config, error))
+    }
+
+    /// Sets how much of each batch comes from the second store that was [mixed](FeedBuilder::mix) in, from the next batch on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Misuse`] if none was, [`ErrorKind::Config`] outside of 0 to 1.
+    pub fn set_fraction(&self, fraction: f64) -> Result<()> {
+        replay::check_fraction(fraction)?;
+        let none = "nothing is mixed in: build the feed with `.mix(&other, fraction)`";
+        let mixed = self.gate.mixed.as_ref().ok_or_else(|| Error::new(ErrorKind::Misuse, none))?;
+        mixed.set_fraction(fraction);
+        Ok(())
+    }
+
+    /// The priority that each row's step has now: `None` for steps that were overwritten or cleared since, and with a
+    /// sampler that has no priorities. Counts as no sampling.
+    ///
+    /// # Errors
+    /// [`UpdateError::Foreign`](crate::UpdateError::Foreign) if the keys are another feed's.
+    pub fn peek(&self, keys: &Keys) -> Result<Vec<Option<f32>>> {
+        Ok(keys.peek(&self.gate)?)
+    }
+
+    /// Forgets every stored step and every batch that was sampled and not taken; the pace begins anew. Lanes go on where
+    /// they are, in their episodes; no later sample reaches back behind this. Device batches that were handed over already
+    /// stay.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Misuse`] without a replay store.
+    pub fn clear(&self) -> Result<()> {
+        self.store("clear")?.clear();
+        self.discard_waiting();
+        Ok(())
+    }
+
+    /// Where devices have their turns, every batch that has a number is somebody's.
+    fn discard_waiting(&self) {
+        if self.desks.iter().all(|desk| desk.seat.is_none()) {
+            self.gate.discard_waiting();
+        }
+    }
+
+    /// Saves the replay store in a file, while it is written and sampled: what is live now, the priorities, the sampler's
+    /// state and draws, and how far the pace is. The form is [safetensors](https://github.com/huggingface/safetensors), which
+    /// Python opens: a leaf is an array under its own name, a record (a step, or the final observation of an episode) a row. The
+    /// file takes its name when it is whole. A writer that catches up waits for a chunk at a time; batches that were
+    /// selected are not saved.
+    ///
+    /// # Errors
+    /// [`CheckpointError`](crate::CheckpointError), as the kind [`ErrorKind::File`] or [`ErrorKind::Misuse`].
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<Saved> {
+        Ok(self.store("save")?.save(path.as_ref())?)
+    }
+
+    /// Replaces what the replay store holds by a file that [`save`](Feed::save) wrote, or another program in that form. Before
+    /// writers are made. The settings of this feed stand: what is more than its capacity is left out, the oldest first. If
+    /// store and sampler are of the same settings, selections go on exactly where they were.
+    ///
+    /// # Errors
+    /// [`CheckpointError`](crate::CheckpointError). A file that does not fit leaves everything as it was.
+    pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded> {
+        let (store, lanes) = (self.store("load")?, self.gate.lanes.taken());
+        if lanes > 0 {
+            return Err(CheckpointError::Writers { lanes }.into());
+        }
+        Ok(store.load(path.as_ref(), &|| self.discard_waiting())?)
+    }
+
+    fn store(&self, verb: &str) -> Result<&Store> {
+        if self.gate.is_inherited() {
+            return Err(Closed::UsedAfterFork.into());
+        }
+        self.gate.store.as_deref().ok_or_else(|| {
+            Error::new(ErrorKind::Misuse, format!("`{verb}` is of stored steps: build the feed with `.replay`"))
         })
     }
 

@@ -5,6 +5,7 @@ use super::learner::LearnerSide;
 use crate::cuda::device::{Device, DeviceMemory, Event, RawStream};
 use crate::cuda::types::CudaError;
 use crate::element::{DType, Element};
+use crate::keys::Keys;
 use crate::learner::DeviceUseError;
 use crate::sample::Column;
 use crate::slots::RowRecord;
@@ -18,6 +19,7 @@ use std::time::Instant;
 /// One device buffer, at a stable address, with the event behind which it may be overwritten.
 #[derive(Debug)]
 pub(crate) struct Buffer {
+    /// The batch; where this device gathers, behind it the table of a gather's records.
     pub(crate) memory: DeviceMemory,
     pub(crate) released: Event,
     /// Whether `released` stands for the buffer's last use. Our own state: an event never recorded reads as complete.
@@ -25,6 +27,8 @@ pub(crate) struct Buffer {
     /// Recorded behind the last copy into the buffer.
     pub(crate) filled: Option<Arc<Event>>,
     pub(crate) records: Vec<RowRecord>,
+    /// Whether a sampler's pass ended with the batch in it.
+    pub(crate) ends_pass: bool,
 }
 
 impl Buffer {
@@ -55,10 +59,16 @@ pub struct DeviceBatch {
     /// Taken by the drop.
     buffer: Option<Buffer>,
     ready: Arc<Event>,
-    rows: usize,
-    sequence: u64,
-    round: Option<u64>,
+    counts: Counts,
     taken: Instant,
+}
+
+/// What the host knows of a device batch as a whole.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counts {
+    pub(super) rows: usize,
+    pub(super) sequence: u64,
+    pub(super) round: Option<u64>,
 }
 
 /// Where a column of a device batch lies.
@@ -84,14 +94,8 @@ pub struct DeviceColumn<T> {
 }
 
 impl DeviceBatch {
-    pub(super) fn new(
-        side: Arc<LearnerSide>,
-        buffer: Buffer,
-        ready: Arc<Event>,
-        rows: usize,
-        (sequence, round): (u64, Option<u64>),
-    ) -> DeviceBatch {
-        DeviceBatch { side, buffer: Some(buffer), ready, rows, sequence, round, taken: Instant::now() }
+    pub(super) fn new(side: Arc<LearnerSide>, buffer: Buffer, ready: Arc<Event>, counts: Counts) -> DeviceBatch {
+        DeviceBatch { side, buffer: Some(buffer), ready, counts, taken: Instant::now() }
     }
 
     fn desk(&self) -> &Desk {
@@ -104,17 +108,27 @@ impl DeviceBatch {
 
     /// Rows: the feed's batch size, or fewer in the last batch of a source that ended.
     pub fn rows(&self) -> usize {
-        self.rows
+        self.counts.rows
     }
 
     /// Counts batches in the order in which they filled, from 0, over all devices.
     pub fn sequence_number(&self) -> u64 {
-        self.sequence
+        self.counts.sequence
+    }
+
+    /// Whether a pass over the store's samples ended with this batch: as [`Batch::ends_pass`](crate::Batch::ends_pass).
+    pub fn ends_pass(&self) -> bool {
+        self.buffer().ends_pass
+    }
+
+    /// Where the rows came from: as [`Batch::keys`](crate::Batch::keys).
+    pub fn keys(&self) -> Keys {
+        Keys::new(&self.desk().gate, self.buffer().records.iter().copied())
     }
 
     /// The round that it is of, from 0, the same on every device; `None` where batches are dealt on demand.
     pub fn round(&self) -> Option<u64> {
-        self.round
+        self.counts.round
     }
 
     /// The ordinal of the device.
@@ -148,7 +162,7 @@ impl DeviceBatch {
     /// If the column belongs to another sample.
     #[track_caller]
     pub fn column<T: Element>(&self, column: Column<T>) -> DeviceColumn<T> {
-        self.minibatch(column, 0..self.rows)
+        self.minibatch(column, 0..self.counts.rows)
     }
 
     /// Rows `range` of a column, without a copy: strided where time comes first.
@@ -160,16 +174,16 @@ impl DeviceBatch {
         let layout = &self.desk().gate.layout;
         let index = layout.own(column);
         assert!(
-            range.start <= range.end && range.end <= self.rows,
+            range.start <= range.end && range.end <= self.counts.rows,
             "minibatch {range:?} of a batch of {} rows",
-            self.rows
+            self.counts.rows
         );
-        let mut shape = layout.shape(index, self.rows);
+        let mut shape = layout.shape(index, self.counts.rows);
         let mut strides = vec![1; shape.len()];
         for axis in (0..shape.len().saturating_sub(1)).rev() {
             strides[axis] = strides[axis + 1] * shape[axis + 1];
         }
-        let axis = usize::from(layout.is_unroll() && layout.time_major);
+        let axis = layout.row_axis(index);
         shape[axis] = range.len();
         let column = &layout.columns[index];
         let offset = column.offset + range.start * strides[axis] * column.dtype.size();

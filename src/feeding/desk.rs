@@ -10,6 +10,7 @@ use crate::error::Closed;
 use crate::gate::Gate;
 use crate::intake::{IntakeGate, Lease};
 use crate::metrics::DeviceMetrics;
+use crate::store::OpenGather;
 use crate::sync::lock;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -40,6 +41,8 @@ pub(crate) struct Flight {
 #[derive(Debug)]
 pub(crate) enum Source {
     Slot(Lease),
+    /// What a kernel reads: the slot, and records of the store.
+    Gather(Lease, OpenGather),
     Shared(SharedBatch),
 }
 
@@ -48,6 +51,10 @@ impl Source {
     pub(crate) fn quarantine(self) {
         match self {
             Source::Slot(lease) => lease.quarantine(),
+            Source::Gather(lease, gather) => {
+                lease.quarantine();
+                gather.quarantine();
+            }
             Source::Shared(shared) => shared.quarantine(),
         }
     }
@@ -80,6 +87,7 @@ pub(crate) struct Desk {
     stuck: AtomicBool,
     quarantined_buffers: AtomicU64,
     pub(crate) copies: AtomicU64,
+    pub(crate) gathers: AtomicU64,
     pub(crate) bytes: AtomicU64,
     pub(crate) in_flight: AtomicUsize,
     on_fault: Box<dyn Fn(String) + Send + Sync>,
@@ -125,6 +133,7 @@ impl Desk {
             stuck: AtomicBool::new(false),
             quarantined_buffers: AtomicU64::new(0),
             copies: AtomicU64::new(0),
+            gathers: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             in_flight: AtomicUsize::new(0),
             on_fault,
@@ -303,6 +312,7 @@ impl Desk {
         DeviceMetrics {
             device: self.device.ordinal(),
             batches: self.copies.load(Ordering::Relaxed),
+            gathered: self.gathers.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),
             batches_taken: self.batches_taken.load(Ordering::Relaxed),
             batches_waiting: self.ready.len(),

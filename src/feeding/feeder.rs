@@ -6,6 +6,7 @@ use super::rounds::Seat;
 use crate::cuda::device::Stream;
 use crate::cuda::types::CudaError;
 use crate::error::Closed;
+use crate::gather::{GatherKernel, Gathering};
 use crate::intake::Sealed;
 use crate::sync::{Patience, Spin, Unpark, panic_text};
 use std::collections::VecDeque;
@@ -25,8 +26,13 @@ const DRAIN: Duration = Duration::from_secs(10);
 pub(crate) struct Feeder {
     desk: Arc<Desk>,
     stream: Stream,
+    /// The kernel that gathers batches from the mapped store.
+    kernel: Option<GatherKernel>,
     /// In the order in which they came back: the first is the likeliest to be idle.
     free: VecDeque<Buffer>,
+    /// Where this thread gathers: came back, and the learner's stream may still use them. A gather into one of them would
+    /// wait for that, and its records with it, which are in writers' way.
+    releasing: Vec<Buffer>,
     /// In the order of issue.
     in_flight: VecDeque<Flight>,
     poll: Duration,
@@ -48,14 +54,40 @@ enum Did {
 impl Feeder {
     pub(crate) fn new(desk: Arc<Desk>) -> Result<Feeder, CudaError> {
         let device = &desk.device;
-        let stream = device.stream(false)?;
+        let gathering = desk.gate.gathering.as_ref().filter(|gathering| gathering.parts().is_some());
+        let stream = device.stream(gathering.is_some())?; // a gather is in nobody's way
+        let mut kernel = None;
+        if let Some((gathering, parts)) = gathering.and_then(|gathering| Some((gathering, gathering.parts()?))) {
+            let loaded = GatherKernel::new(device, &stream, parts, gathering.blocks);
+            gathering
+                .loaded(loaded.as_ref().map(drop).map_err(|error| format!("the kernel could not be loaded: {error}")));
+            kernel = loaded.ok().map(|loaded| (loaded, parts.0.bytes()));
+        }
+        let table_bytes = kernel.as_ref().map_or(0, |(_, bytes)| *bytes);
         let (bytes, rows) = (desk.gate.layout.slot_bytes, desk.gate.layout.rows);
         let buffer = |_| {
-            let (memory, released) = (device.alloc(bytes)?, device.event()?);
-            Ok(Buffer { memory, released, recorded: false, filled: None, records: Vec::with_capacity(rows) })
+            let (memory, released) = (device.alloc(bytes + table_bytes)?, device.event()?);
+            Ok(Buffer {
+                memory,
+                released,
+                recorded: false,
+                filled: None,
+                records: Vec::with_capacity(rows),
+                ends_pass: false,
+            })
         };
         let free = (0..desk.buffers).map(buffer).collect::<Result<_, CudaError>>()?;
-        Ok(Feeder { desk, stream, free, in_flight: VecDeque::new(), poll: POLL.0, settled: true })
+        let kernel = kernel.map(|(kernel, _)| kernel);
+        Ok(Feeder {
+            desk,
+            stream,
+            kernel,
+            free,
+            releasing: Vec::new(),
+            in_flight: VecDeque::new(),
+            poll: POLL.0,
+            settled: true,
+        })
     }
 
     /// Feeds until the gates close, then waits for what is queued. Whatever fails is told to the desk.
@@ -89,10 +121,13 @@ impl Feeder {
     /// One round: lets slots come home, moves the downloads on, issues a copy.
     fn look(&mut self) -> Result<Did, CudaError> {
         self.collect();
-        let landed = self.land()?;
+        let landed = self.land()? | self.release()?;
         let downloading = self.download()?;
         let (issued, starving) = self.take()?;
-        Ok(match (landed || issued, downloading || starving || !self.in_flight.is_empty()) {
+        // A gather is begun when a buffer is back, so it is this thread that looks for that, before there is any batch.
+        let lent = self.gathers() && self.free.len() + self.releasing.len() < self.desk.buffers;
+        let watched = !self.in_flight.is_empty() || !self.releasing.is_empty() || lent;
+        Ok(match (landed || issued, downloading || starving || watched) {
             (true, _) => Did::Something,
             (false, true) => Did::Watch,
             (false, false) => Did::Nothing,
@@ -101,8 +136,33 @@ impl Feeder {
 
     /// Takes what others have put down.
     fn collect(&mut self) {
-        self.free.extend(self.desk.take_returned());
+        let returned = self.desk.take_returned();
+        if self.gathers() {
+            self.releasing.extend(returned)
+        } else {
+            self.free.extend(returned)
+        }
         self.in_flight.extend(self.desk.take_inbox());
+    }
+
+    /// Whether batches are gathered here, and not copied.
+    fn gathers(&self) -> bool {
+        self.kernel.is_some() && self.desk.gate.gathering.as_ref().is_some_and(|gathering| gathering.tables().is_some())
+    }
+
+    /// Lets the sampling know of buffers that the learner's stream has passed. True if there are any.
+    fn release(&mut self) -> Result<bool, CudaError> {
+        let (mut index, mut released) = (0, 0);
+        while index < self.releasing.len() {
+            if self.releasing[index].is_idle(&self.desk.device)? {
+                self.free.push_back(self.releasing.swap_remove(index));
+                released += 1;
+            } else {
+                index += 1;
+            }
+        }
+        self.desk.gate.grant(if self.desk.is_wanted() { released } else { 0 });
+        Ok(released > 0)
     }
 
     fn download(&self) -> Result<bool, CudaError> {
@@ -156,11 +216,17 @@ impl Feeder {
         Ok(self.free.pop_front())
     }
 
-    /// Issues the copy of one batch and hands it over.
+    /// Issues the copy or the gather of one batch and hands it over.
     fn issue(&mut self, sealed: Sealed, mut buffer: Buffer) -> Result<(), CudaError> {
-        let Sealed { lease, rows, sequence, sealed } = sealed;
+        let Sealed { lease, rows, sequence, sealed, ends_pass, gather, credit } = sealed;
+        match (credit, &self.desk.gate.gathering) {
+            (Some(credit), _) => credit.spend(),
+            (None, Some(gathering)) => gathering.lend(-1),
+            (None, None) => {}
+        }
         let (desk, stream) = (&self.desk, self.stream.raw());
         let slots = &desk.gate.slots;
+        buffer.ends_pass = ends_pass;
         buffer.records.clear();
         // SAFETY: the slot is sealed and its lease is here (invariant 2).
         buffer.records.extend((0..rows).map(|row| unsafe { slots.record(lease.slot, row) }));
@@ -174,15 +240,24 @@ impl Feeder {
                     desk.device.wait(stream, &buffer.released)?;
                 }
                 let ready = desk.event()?;
-                desk.device.copy_in(buffer.memory.address(), slots.slot(lease.slot).cast_const(), bytes, stream)?;
+                let slot = slots.slot(lease.slot).cast_const();
+                match gather {
+                    None => desk.device.copy_in(buffer.memory.address(), slot, bytes, stream)?,
+                    Some(_) => self.gather(&buffer, slot)?,
+                }
                 desk.device.record(&ready, stream)?;
                 Ok(ready)
             }
         })();
+        let gathered = gather.is_some();
+        let source = match gather {
+            None => Source::Slot(lease),
+            Some(gather) => Source::Gather(lease, gather),
+        };
         let ready = match issued {
             Ok(ready) => ready,
             Err(error) => {
-                lease.quarantine();
+                source.quarantine();
                 desk.quarantine(buffer);
                 desk.gate.count_untaken(rows as u64);
                 return Err(error);
@@ -190,8 +265,9 @@ impl Feeder {
         };
         (buffer.recorded, buffer.filled) = (false, Some(ready.clone()));
         desk.copies.fetch_add(1, Ordering::Relaxed);
+        desk.gathers.fetch_add(u64::from(gathered), Ordering::Relaxed);
         desk.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.in_flight.push_back(Flight { source: Source::Slot(lease), done: ready.clone() });
+        self.in_flight.push_back(Flight { source, done: ready.clone() });
         desk.in_flight.store(self.in_flight.len(), Ordering::Relaxed);
         let ready = Ready { buffer, ready, rows, sequence, sealed };
         let put = match &desk.seat {
@@ -202,6 +278,29 @@ impl Feeder {
             desk.take_back(ready); // closed in between, or the learner is gone
         }
         Ok(())
+    }
+
+    /// Queues what puts a batch together that the device gathers: copies of what the host knows, then the kernel.
+    ///
+    /// # Safety
+    /// The slot holds what the sampling thread has written for it, and the buffer is free, both as `issue` has it.
+    unsafe fn gather(&self, buffer: &Buffer, slot: *const u8) -> Result<(), CudaError> {
+        let (device, stream) = (&self.desk.device, self.stream.raw());
+        let parts = self.desk.gate.gathering.as_ref().and_then(Gathering::parts);
+        let (Some((tables, _)), Some(kernel)) = (parts, &self.kernel) else {
+            unreachable!("batches are made for a device's gather only where every device has loaded the kernel");
+        };
+        let (batch, table) =
+            (buffer.memory.address(), buffer.memory.address() + self.desk.gate.layout.slot_bytes as u64);
+        // SAFETY: table and columns are parts of the slot; the buffer has the layout of a slot, and room for the table. The
+        // records that the table names stay with the gather in `in_flight`.
+        unsafe {
+            device.copy_in(table, slot.add(tables.at), tables.bytes(), stream)?;
+            for part in &tables.copied {
+                device.copy_in(batch + part.start as u64, slot.add(part.start), part.len(), stream)?;
+            }
+            kernel.queue(batch, table, stream)
+        }
     }
 
     /// Lets slots come home whose copies are over. True if any did.
@@ -265,7 +364,7 @@ impl Feeder {
         self.land()?;
         let downloading = self.download()?;
         let mut busy = downloading || !self.in_flight.is_empty();
-        for buffer in &self.free {
+        for buffer in self.free.iter().chain(&self.releasing) {
             busy |= !buffer.is_idle(&self.desk.device)?;
         }
         Ok(!busy)
@@ -277,9 +376,11 @@ impl Drop for Feeder {
         self.collect();
         if !self.settled {
             self.desk.give_up();
+            std::mem::forget(self.kernel.take()); // it may still run
         }
         self.in_flight.drain(..).for_each(|flight| flight.source.quarantine());
         self.desk.in_flight.store(0, Ordering::Relaxed);
-        self.free.drain(..).for_each(|buffer| self.desk.discard(buffer));
+        let buffers = self.free.drain(..).chain(self.releasing.drain(..));
+        buffers.for_each(|buffer| self.desk.discard(buffer));
     }
 }

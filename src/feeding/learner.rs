@@ -1,10 +1,11 @@
 //! The learner's end on a device.
 
 use super::Desk;
-use super::batch::{Buffer, DeviceBatch};
+use super::batch::{Buffer, Counts, DeviceBatch};
 use super::desk::Ready;
 use crate::cuda::device::RawStream;
 use crate::cuda::types::CudaError;
+use crate::keys::{Keys, UpdateError, Updated};
 use crate::learner::{ALL_HELD_PATIENCE, DeviceUseError, HeldCounts, NextError, Taker};
 use crate::metrics::Stage;
 use crate::sync::{Patience, lock};
@@ -95,9 +96,16 @@ impl DeviceLearner {
     /// The next batch, if one is handed over within `timeout`.
     ///
     /// # Errors
-    /// As [`next_batch`](DeviceLearner::next_batch).
+    /// As [`next_batch`](DeviceLearner::next_batch); [`NextError::Pace`] as for
+    /// [`Learner::next_timeout`](crate::Learner::next_timeout).
     pub fn next_timeout(&self, timeout: Duration) -> Result<Option<DeviceBatch>, NextError> {
-        self.take(Patience::timeout(timeout))
+        match self.take(Patience::timeout(timeout))? {
+            None => {
+                let waits = self.side.desk.gate.store.as_ref().and_then(|store| store.learner_waits_for());
+                waits.map_or(Ok(None), |wait| Err(NextError::Pace(wait)))
+            }
+            batch => Ok(batch),
+        }
     }
 
     /// Snapshots `bytes` bytes at the device address `ptr` behind what the learner's stream has been given so far, copies
@@ -140,6 +148,14 @@ impl DeviceLearner {
         Ok(())
     }
 
+    /// As [`Learner::update_priorities`](crate::Learner::update_priorities), with priorities on the host.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn update_priorities(&self, keys: &Keys, priorities: &[f32]) -> Result<Updated, UpdateError> {
+        keys.update(&self.side.desk.gate, priorities)
+    }
+
     fn take(&self, patience: Patience) -> Result<Option<DeviceBatch>, NextError> {
         let (side, desk) = (&self.side, &self.side.desk);
         match &desk.seat {
@@ -171,9 +187,13 @@ impl DeviceLearner {
             let newest = versions.newest();
             counters.lag(buffer.records.iter().map(|record| newest.saturating_sub(record.version)));
         }
+        if let Some(store) = &desk.gate.store {
+            store.hand_over(rows);
+        }
         desk.batches_taken.fetch_add(1, Ordering::Relaxed);
         desk.held.fetch_add(1, Ordering::Relaxed);
-        Ok(Some(DeviceBatch::new(self.side.clone(), buffer, ready, rows, (sequence, round))))
+        let counts = Counts { rows, sequence, round };
+        Ok(Some(DeviceBatch::new(self.side.clone(), buffer, ready, counts)))
     }
 
     /// Waits before the desk. While it waits it releases what other threads have dropped.

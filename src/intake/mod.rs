@@ -1,8 +1,8 @@
 //! The intake gate: where writers meet free slots.
 //!
 //! Owns the slots between a lease that came home and a batch that was sealed: the free list, the open slots, the claims
-//! on their rows, who waits for room, and the reason why the gate closed. Two fillers share it: `stripes` (rows go
-//! where there is room) and `lockstep` (row i is lane i). What it does not do: write rows (see `writer`), or keep the
+//! on their rows, who waits for room, and the reason why the gate closed. Three fillers share it: `stripes` (rows go
+//! where there is room), `lockstep` (row i is lane i) and `sampled` (a sampling thread fills whole slots). What it does not do: write rows (see `writer`), or keep the
 //! ring alive for anybody but open slots and leases.
 //!
 //! The life of a slot: free → open (writers claim rows and commit them) → sealed (a [`Lease`] in the batch gate) → held
@@ -14,19 +14,23 @@
 mod lag;
 mod lanes;
 mod lockstep;
+mod sampled;
 mod stripes;
 
 pub(crate) use lag::{Begin, LagGate};
 pub(crate) use lanes::{LaneTable, NoSeat, Seat};
 pub(crate) use lockstep::LockstepCursor;
+pub(crate) use sampled::Credit;
 pub(crate) use stripes::{Claim, Claimed, StripeCursor};
 
 use crate::error::Closed;
 use crate::gate::{Gate, Wakes};
+use crate::gather::Gathering;
 use crate::layout::Layout;
 use crate::memory::{ForkStamp, Ring, stranded_bytes_in_process};
 use crate::metrics::{Counters, Metrics, Stage, WriterCounters};
 use crate::slots::Slots;
+use crate::store::{Mixed, OpenGather, Store, StoreConfig};
 use crate::sync::{Padded, Patience, Spin, lock};
 use crate::weights::Versions;
 use crossbeam_channel as channel;
@@ -130,6 +134,12 @@ pub(crate) struct Sealed {
     pub(crate) rows: usize,
     pub(crate) sequence: u64,
     pub(crate) sealed: Instant,
+    /// Whether a sampler's pass over its items ended with it.
+    pub(crate) ends_pass: bool,
+    /// For a device to gather: the slot holds what it needs for that, see `gather`.
+    pub(crate) gather: Option<OpenGather>,
+    /// The device buffer that it was selected for.
+    pub(crate) credit: Option<Credit>,
 }
 
 /// What stops with the feed, for the stop's report.
@@ -150,6 +160,12 @@ pub(crate) struct IntakeGate {
     pub(crate) when_full: WhenFull,
     pub(crate) lag: Option<LagGate>,
     pub(crate) lanes: LaneTable,
+    /// Where steps are kept, of a feed whose batches are sampled; then slots are filled by its sampling thread.
+    pub(crate) store: Option<Arc<Store>>,
+    /// The second store, of which batches have some rows.
+    pub(crate) mixed: Option<Arc<Mixed>>,
+    /// Who gathers its batches.
+    pub(crate) gathering: Option<Gathering>,
     /// Lanes of a lockstep feed.
     pub(crate) lockstep: Option<usize>,
     pub(crate) buffers: usize,
@@ -208,6 +224,12 @@ struct State {
 pub(crate) struct IntakeConfig {
     pub(crate) layout: Arc<Layout>,
     pub(crate) ring: Arc<Ring>,
+    /// The ring's first so many slots are batches.
+    pub(crate) buffers: usize,
+    /// What is kept in the slots behind them.
+    pub(crate) store: Option<StoreConfig>,
+    pub(crate) mixed: Option<Mixed>,
+    pub(crate) gathering: Option<Gathering>,
     pub(crate) when_full: WhenFull,
     pub(crate) lag: Option<LagGate>,
     pub(crate) max_lanes: Option<usize>,
@@ -228,8 +250,20 @@ impl fmt::Debug for IntakeGate {
 
 impl IntakeGate {
     pub(crate) fn new(config: IntakeConfig) -> IntakeGate {
-        let IntakeConfig { layout, ring, when_full, lag, max_lanes, lockstep, episodes } = config;
-        let buffers = ring.slots();
+        let IntakeConfig {
+            layout,
+            ring,
+            buffers,
+            store,
+            mixed,
+            gathering,
+            when_full,
+            lag,
+            max_lanes,
+            lockstep,
+            episodes,
+        } = config;
+        let store = store.map(|store| Arc::new(Store::new(store, layout.clone(), ring.clone(), buffers)));
         let slots = Slots::new(layout.clone(), ring.slot(0), buffers);
         let seen_versions = OnceLock::new();
         if let Some(lag) = &lag {
@@ -242,6 +276,9 @@ impl IntakeGate {
             when_full,
             lag,
             lanes: LaneTable::new(max_lanes.or(lockstep)),
+            store,
+            mixed: mixed.map(Arc::new),
+            gathering,
             lockstep,
             buffers,
             episodes,
@@ -310,6 +347,9 @@ impl IntakeGate {
     pub(crate) fn metrics(&self) -> Metrics {
         let mut metrics = self.counters.snapshot();
         metrics.free_slots = lock(&self.state).free.len();
+        if let Some(store) = &self.store {
+            (metrics.stored_samples, metrics.stored_records, metrics.stale_keys) = store.levels();
+        }
         metrics.batches_waiting = self.batches.len();
         metrics.page_locked_bytes = self.page_locked_bytes;
         metrics.stranded_bytes = stranded_bytes_in_process();
@@ -324,6 +364,9 @@ impl IntakeGate {
         }
         if reason != Closed::LearnerGone {
             let _ = self.over.set(reason.clone());
+        }
+        if let Some(store) = &self.store {
+            store.close(reason.clone());
         }
         let mut state = lock(&self.state);
         let ring = self.shut(&mut state, reason.clone());
@@ -412,8 +455,11 @@ impl IntakeGate {
 
     /// Writers that wait for room.
     pub(crate) fn parked(&self) -> usize {
-        let state = lock(&self.state);
-        state.parked + state.choosy
+        let of_gate = || {
+            let state = lock(&self.state);
+            state.parked + state.choosy
+        };
+        self.store.as_ref().map_or_else(of_gate, |store| store.writers_waiting())
     }
 
     /// Counts a finished episode and puts it into the stream, if somebody keeps reading that.
@@ -578,7 +624,8 @@ impl IntakeGate {
             // Counted inside the gate: whoever takes the batch finds it counted.
             self.counters.batches.fetch_add(1, Ordering::Relaxed);
             self.counters.rows.fetch_add(rows as u64, Ordering::Relaxed);
-            Sealed { lease: Lease { slot, home: self.clone() }, rows, sequence, sealed: now }
+            let lease = Lease { slot, home: self.clone() };
+            Sealed { lease, rows, sequence, sealed: now, ends_pass: false, gather: None, credit: None }
         });
         // It closes behind `state`, and then nothing is sealed any more.
         debug_assert!(put.is_some(), "a slot was sealed behind the close");
@@ -587,10 +634,10 @@ impl IntakeGate {
 
     /// The last writer and intake handle are gone: what is complete goes out, then the learner sees the end.
     pub(crate) fn finish(self: &Arc<Self>) {
-        if self.lockstep.is_none() {
-            self.finish_stripes();
-        } else {
-            self.finish_lockstep(Closed::Ended);
+        match (&self.store, self.lockstep) {
+            (Some(store), _) => store.end(), // the sampling goes on with what is there
+            (None, None) => self.finish_stripes(),
+            (None, Some(_)) => self.finish_lockstep(Closed::Ended),
         }
     }
 }

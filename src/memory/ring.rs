@@ -206,7 +206,6 @@ impl Ring {
     ///
     /// # Panics
     /// If there is no such slot: a bug of the caller.
-    #[cfg_attr(not(test), expect(dead_code, reason = "as `pieces`"))]
     pub(crate) fn device_address(&self, index: usize) -> Option<u64> {
         assert!(index < self.slots, "slot {index} of {}", self.slots);
         let mut index = index;
@@ -217,6 +216,13 @@ impl Ring {
             index -= slots;
         }
         None
+    }
+
+    /// The same of slot `first`, if all slots behind it follow for devices as they do here.
+    pub(crate) fn device_line(&self, first: usize) -> Option<u64> {
+        let begin = self.device_address(first)?;
+        let follows = |index| self.device_address(index) == Some(begin + ((index - first) * self.slot_bytes) as u64);
+        (first..self.slots).all(follows).then_some(begin)
     }
 
     /// The mark of the process that made this ring: in a forked child its bytes read zero, and nobody may use it.

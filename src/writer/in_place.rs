@@ -127,7 +127,7 @@ impl Writer {
     #[inline]
     fn finish_step_row(&mut self, slot: u32, row: usize, lane: usize, version: u64) {
         let lane_id = (self.seat.lanes.start + lane) as u32;
-        let record = RowRecord { lane: lane_id, length: 1, first_step: self.tick, version };
+        let record = RowRecord { lane: lane_id, length: 1, first_step: self.tick, version, ..RowRecord::default() };
         if self.gate.layout.derived.any {
             self.set_flags(slot, row, 0, self.lanes.flags(lane, self.tick), version);
         }
@@ -138,7 +138,7 @@ impl Writer {
     pub(super) fn claim_some(&mut self, rows: usize, patience: Patience) -> Result<Claim, NoRoom> {
         let cursor: &mut StripeCursor = match &mut self.way {
             Way::InPlace(cursor) | Way::Staged(cursor) => cursor,
-            Way::Lockstep(_) => unreachable!("lockstep rows are fixed and never claimed"),
+            Way::Lockstep(_) | Way::Stored(_) => unreachable!("rows are claimed for free-running lanes of a FIFO feed"),
         };
         self.gate.claim_some(rows, cursor, patience, &self.counters)
     }

@@ -76,6 +76,34 @@ impl Lanes {
         }
     }
 
+    /// The first leaf of an episode of `len` steps that rejects a value it holds, and that value's place.
+    ///
+    /// # Safety
+    /// `at` gives the address of a leaf's first value: of `len` values of each leaf, and one more of an observation.
+    pub(super) unsafe fn find_non_finite(
+        &self,
+        layout: &Layout,
+        len: usize,
+        at: &dyn Fn(usize, usize) -> *const u8,
+    ) -> Option<(usize, usize)> {
+        self.reject.iter().find_map(|&(leaf, find)| {
+            let info = &layout.leaves[leaf];
+            let elements = info.elements() * (len + usize::from(info.observation));
+            // SAFETY: the caller's duty.
+            unsafe { find(at(leaf, 0), elements) }.map(|index| (leaf, index))
+        })
+    }
+
+    /// The return of an episode of `len` steps.
+    ///
+    /// # Safety
+    /// As `find_non_finite`.
+    pub(super) unsafe fn sum_rewards(&self, len: usize, at: &dyn Fn(usize, usize) -> *const u8) -> f64 {
+        let Some((leaf, read)) = self.reward else { return 0.0 };
+        // SAFETY: the caller's duty.
+        (0..len).map(|step| unsafe { read(at(leaf, step)) }).sum()
+    }
+
     pub(super) fn len(&self) -> usize {
         self.states.len()
     }
@@ -250,8 +278,15 @@ impl History {
 }
 
 /// Bytes a lane beside its buffer, for the footprint.
-pub(crate) fn lane_state_bytes(leaves: usize, depth: usize) -> usize {
-    size_of::<LaneState>() + size_of::<Option<End>>() + 2 * size_of::<bool>() + leaves + History::lane_bytes(depth)
+pub(crate) fn lane_state_bytes(layout: &Layout, depth: usize) -> usize {
+    let leaves = layout.leaves.len();
+    let stored = if layout.kind.is_replayed() { super::stored::State::lane_bytes(leaves) } else { 0 };
+    size_of::<LaneState>()
+        + size_of::<Option<End>>()
+        + 2 * size_of::<bool>()
+        + leaves
+        + History::lane_bytes(depth)
+        + stored
 }
 
 #[cfg(test)]

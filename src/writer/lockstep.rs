@@ -127,6 +127,7 @@ impl Writer {
                     length: self.gate.layout.steps as u32,
                     first_step: self.tick,
                     version,
+                    ..RowRecord::default()
                 };
                 // SAFETY: the lane's own row, with a claim open (invariant 2).
                 unsafe { self.gate.slots.set_record(slot, row + lane, record) };

@@ -1,16 +1,19 @@
 //! Writing steps: lanes that step together.
 //!
 //! A [`Writer`] owns its lanes' state (episode, unroll, lane buffer) and drives the intake gate; a [`StepMut`] is the
-//! step that it writes now. Three ways lead into the ring, chosen by the sample: `in_place` (single steps), `lockstep`
-//! (rows fixed by lane) and `staged` (unrolls of free-running lanes). What it does not do: run environments, or touch a
+//! step that it writes now. Four ways lead into the ring, chosen by the sample: `in_place` (single steps), `lockstep`
+//! (rows fixed by lane), `staged` (unrolls of free-running lanes) and `stored` (steps of a store). What it does not do: run environments, or touch a
 //! row that it has no claim on.
 
+mod episode;
 mod in_place;
 mod lane;
 mod lockstep;
 mod staged;
 mod step;
+mod stored;
 
+pub use episode::EpisodeMut;
 pub(crate) use lane::lane_state_bytes;
 pub use step::{CommitError, FinalMut, PolicyError, PutError, StepError, StepMut};
 
@@ -86,6 +89,7 @@ impl fmt::Debug for Writer {
             Way::InPlace(_) => "in place",
             Way::Lockstep(_) => "lockstep",
             Way::Staged(_) => "staged",
+            Way::Stored(_) => "stored",
         };
         f.debug_struct("Writer")
             .field("lanes", &self.seat.lanes)
@@ -102,6 +106,7 @@ enum Way {
     InPlace(StripeCursor),
     Lockstep(lockstep::State),
     Staged(StripeCursor),
+    Stored(stored::State),
 }
 
 /// The shape of a leaf's view, made once: building a dynamic shape takes longer than writing a small step.
@@ -162,6 +167,7 @@ impl OpenStep {
 pub(crate) fn buffer_depth(layout: &Layout, lockstep: bool) -> usize {
     match layout.kind {
         Kind::Unroll { steps } if !lockstep => steps + 1 + usize::from(layout.within_episode),
+        Kind::Transition { .. } | Kind::Sequence { .. } => 2, // the open step, and its final observation
         _ => 1,
     }
 }
@@ -175,12 +181,16 @@ impl Writer {
         let lanes = seat.lanes.len();
         let depth = buffer_depth(&layout, gate.lockstep.is_some());
         let (places, bytes) = Place::in_lane_buffer(&layout, lanes, depth)?;
-        let way = match (gate.lockstep, layout.kind) {
-            (Some(_), _) => Way::Lockstep(lockstep::State::default()),
-            (None, Kind::Step) => Way::InPlace(StripeCursor::new(seat.index)),
-            (None, Kind::Unroll { .. }) => Way::Staged(StripeCursor::new(seat.index)),
+        let way = match (&gate.store, gate.lockstep, layout.kind) {
+            (Some(store), ..) => {
+                store.cut(seat.lanes.clone()); // whoever drove these lanes before has left its episodes unfinished
+                Way::Stored(stored::State::new(store.clone(), lanes))
+            }
+            (None, Some(_), _) => Way::Lockstep(lockstep::State::default()),
+            (None, None, Kind::Unroll { .. }) => Way::Staged(StripeCursor::new(seat.index)),
+            (None, None, _) => Way::InPlace(StripeCursor::new(seat.index)),
         };
-        let (in_slot, counters) = (Place::in_slot(&layout), gate.counters.writer());
+        let (in_slot, counters) = (Place::in_slot(&layout, &places), gate.counters.writer());
         Ok(Writer {
             shapes: layout
                 .leaves
@@ -252,7 +262,7 @@ impl Writer {
     }
 
     /// Gives up the episode that `lane` is in, as after its environment crashed: its unfinished unroll is dropped and
-    /// counted, and its next step is the first of a new episode.
+    /// counted, and its next step is the first of a new episode. What a store holds of it stays, without an end.
     ///
     /// # Errors
     /// In lockstep every batch needs every lane, so there it is refused ([`ErrorKind::Misuse`]).
@@ -262,6 +272,9 @@ impl Writer {
     #[track_caller]
     pub fn abandon(&mut self, lane: usize) -> Result<()> {
         assert!(lane < self.lanes.len(), "lane {lane} of a writer of {} lanes", self.lanes.len());
+        if self.gate.is_inherited() {
+            return Err(Closed::UsedAfterFork.into());
+        }
         if let Way::Lockstep(_) = self.way {
             return Err(Error::new(
                 ErrorKind::Misuse,
@@ -269,8 +282,13 @@ impl Writer {
             ));
         }
         self.undo();
-        if let Way::Staged(_) = self.way {
-            self.give_up_unroll(lane);
+        match &self.way {
+            Way::Staged(_) => self.give_up_unroll(lane),
+            Way::Stored(state) => {
+                let lane = self.seat.lanes.start + lane;
+                state.store.cut(lane..lane + 1);
+            }
+            Way::InPlace(_) | Way::Lockstep(_) => {}
         }
         self.lanes.begin_episode(lane, self.tick);
         Ok(())
@@ -289,6 +307,7 @@ impl Writer {
             Way::InPlace(_) => self.begin_in_place(patience, explicit)?,
             Way::Lockstep(_) => self.begin_lockstep(patience)?,
             Way::Staged(_) => self.begin_staged(patience, explicit)?,
+            Way::Stored(_) => self.begin_stored(patience)?,
         }
         Ok(StepMut { writer: self })
     }
@@ -335,7 +354,7 @@ impl Drop for Writer {
         }
         self.undo();
         let gone = match self.way {
-            Way::InPlace(_) => None,
+            Way::InPlace(_) | Way::Stored(_) => None,
             Way::Lockstep(_) => Some(self.first_incomplete_unroll()),
             Way::Staged(_) => {
                 (0..self.lanes.len()).for_each(|lane| self.give_up_unroll(lane));

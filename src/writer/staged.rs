@@ -217,6 +217,7 @@ impl Writer {
             length: out.length as u32,
             first_step: out.start,
             version,
+            ..RowRecord::default()
         };
         // SAFETY: the row is claimed by this writer (invariant 2).
         unsafe { self.gate.slots.set_record(slot, row, record) };
@@ -249,7 +250,8 @@ impl Writer {
 
     /// Where a lane's final observation lies.
     pub(super) fn final_place(&self, index: usize, lane: usize) -> *mut u8 {
-        self.buffer.base().wrapping_add(self.buffer.places[index].at(lane, self.steps() + 1))
+        let step = if let Way::Stored(_) = self.way { 1 } else { self.steps() + 1 };
+        self.buffer.base().wrapping_add(self.buffer.places[index].at(lane, step))
     }
 
     /// Zeroes the final observations of a lane.

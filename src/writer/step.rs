@@ -5,6 +5,8 @@ use crate::element::{DType, Element};
 use crate::episodes::{End, Episode};
 use crate::error::{Closed, Error, ErrorKind};
 use crate::schema::{Leaf, LeafInfo};
+use crate::select::PaceWait;
+use crate::select::error::check_priority;
 use crate::slots::{copy_lanes, zero_lanes};
 use crate::weights::Weights;
 use ndarray::{
@@ -25,6 +27,12 @@ pub enum StepError {
         /// Buffers of the feed.
         buffers: usize,
     },
+    /// The pace of a replay feed holds writers back until the learner has taken more.
+    #[error(transparent)]
+    Pace(PaceWait),
+    /// A replay store's oldest steps are due to be overwritten, and batches that hold them are still being filled.
+    #[error("the steps that are to be overwritten are still being gathered: wait with `step_timeout`")]
+    Gathering,
     /// Nothing can be written any more.
     #[error(transparent)]
     Closed(#[from] Closed),
@@ -71,13 +79,34 @@ pub enum PutError {
     Foreign,
     /// This sample keeps no final observation.
     #[error(
-        "leaf `{leaf}` keeps no final observation here: only observations of unrolls with `within_episode(true)` do; \
-         elsewhere write the value of the final observation in a leaf such as `bootstrap_value`"
+        "leaf `{leaf}` keeps no final observation here: only observations of unrolls with `within_episode(true)` and of \
+         stored episodes do; elsewhere write the value of the final observation in a leaf such as `bootstrap_value`"
     )]
     NoFinal {
         /// The leaf.
         leaf: String,
     },
+    /// The number of values of an episode is wrong.
+    #[error("leaf `{leaf}` takes {expected} values here ({steps} steps: of an observation one more), got {got}")]
+    Episode {
+        /// The leaf.
+        leaf: String,
+        /// Its steps: the episode's, and of an observation one more.
+        steps: usize,
+        /// Values that it takes.
+        expected: usize,
+        /// Values that came.
+        got: usize,
+    },
+    /// A priority that is none.
+    #[error("a priority of {priority}: it must be finite and at least 0")]
+    Priority {
+        /// What came.
+        priority: String,
+    },
+    /// Nothing is stored, so nothing has a priority.
+    #[error("this feed keeps no steps, so none has a priority: build it with `.replay`")]
+    NotStored,
 }
 
 /// Why a policy was not given. The step stays open.
@@ -155,6 +184,17 @@ pub enum CommitError {
         /// The value, as text.
         value: String,
     },
+    /// A truncated episode is bootstrapped from its final observation, which was not put.
+    #[error(
+        "the final observation of leaf `{leaf}` was not put for lane {lane}: samples bootstrap from it where an episode is \
+         truncated, so give it with `end(lane, End::Truncated).put(leaf, values)`"
+    )]
+    FinalUnwritten {
+        /// The leaf.
+        leaf: String,
+        /// The first lane without it, counted within the writer.
+        lane: usize,
+    },
     /// The feed bounds the policy lag, and this step did not ask for its policy.
     #[error("the feed has a `max_policy_lag`: every step must ask `policy` between its observation and its action")]
     PolicyNotAsked,
@@ -193,8 +233,8 @@ macro_rules! into_error {
     )*};
 }
 into_error! {
-    StepError { StepError::Full { .. } => Full }
-    PutError {}
+    StepError { StepError::Full { .. } | StepError::Pace(_) | StepError::Gathering => Full }
+    PutError { PutError::NotStored => Misuse }
     PolicyError { PolicyError::Full { .. } => Full, PolicyError::OtherWeights | PolicyError::VersionGone { .. } => Misuse }
     CommitError { CommitError::Full { .. } | CommitError::Policy(PolicyError::Full { .. }) => Full }
 }
@@ -467,6 +507,7 @@ impl StepMut<'_> {
             Way::InPlace(_) => writer.policy_in_place(weights)?,
             Way::Lockstep(_) => writer.policy_lockstep(weights)?,
             Way::Staged(_) => writer.policy_staged(weights)?,
+            Way::Stored(_) => weights.latest(),
         };
         writer.version = Some(version);
         Ok((version, policy))
@@ -525,7 +566,28 @@ impl StepMut<'_> {
             Way::InPlace(_) => writer.commit_in_place(),
             Way::Lockstep(_) => writer.commit_lockstep(),
             Way::Staged(_) => writer.commit_staged(),
+            Way::Stored(_) => writer.commit_stored(),
         }
+    }
+
+    /// Says what the sample is worth that the step of `lane` completes: of a transition the one that begins n steps
+    /// before, of a sequence the one that ends here. A step that ends its episode completes several, which all get it.
+    /// For a [replay](crate::FeedBuilder::replay) feed with a sampler that has priorities; a sample without one gets the
+    /// largest so far.
+    ///
+    /// # Errors
+    /// [`PutError::Priority`] if it is negative, NaN or infinite, [`PutError::Lane`], [`PutError::NotStored`].
+    pub fn priority(&mut self, lane: usize, priority: f32) -> Result<&mut Self, PutError> {
+        let lanes = self.writer.lanes.len();
+        if lane >= lanes {
+            return Err(PutError::Lane { lane, lanes });
+        }
+        let Way::Stored(state) = &mut self.writer.way else { return Err(PutError::NotStored) };
+        if check_priority(lane, priority).is_err() {
+            return Err(PutError::Priority { priority: priority.to_string() });
+        }
+        state.set_priority(lane, priority);
+        Ok(self)
     }
 
     fn check_lane(&self, lane: usize) {
@@ -536,7 +598,8 @@ impl StepMut<'_> {
 
 /// The final observation of a lane whose episode ends with the open step: what the environment showed last, which is
 /// no step of its own. Kept by unrolls with [`within_episode(true)`](crate::Sample::within_episode), where it stands
-/// behind the last real step; without it those bytes are zero.
+/// behind the last real step, and by replay stores, whose samples bootstrap from it; without it those bytes are zero, and a
+/// store refuses a truncation.
 ///
 /// ```
 /// # use pinring::*;
@@ -577,6 +640,9 @@ impl FinalMut<'_> {
             return Err(self.writer.length(index, 1, values.len()));
         }
         self.writer.put_final(index, self.lane, values);
+        if let Way::Stored(state) = &mut self.writer.way {
+            state.note_final(index, self.lane);
+        }
         Ok(self)
     }
 }
@@ -597,7 +663,7 @@ impl Writer {
     /// The leaf's number, if it is of the feed's step. A clone of that step has the same schema and may have declared
     /// other leaves later, so the element type is compared too: bytes are never taken for what they are not.
     #[inline]
-    fn own<T: Element>(&self, leaf: Leaf<T>) -> Result<usize, PutError> {
+    pub(super) fn own<T: Element>(&self, leaf: Leaf<T>) -> Result<usize, PutError> {
         let index = leaf.index as usize;
         let same = leaf.schema == self.schema && self.in_slot.get(index).is_some_and(|own| own.dtype == T::DTYPE);
         if same { Ok(index) } else { Err(PutError::Foreign) }

@@ -37,13 +37,16 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-const SOURCES: [(&str, &str); 9] = [
+const SOURCES: [(&str, &str); 12] = [
     ("lib.rs", include_str!("../fake_cuda/lib.rs")),
     ("capture.rs", include_str!("../fake_cuda/capture.rs")),
     ("codes.rs", include_str!("../fake_cuda/codes.rs")),
     ("contexts.rs", include_str!("../fake_cuda/contexts.rs")),
     ("control.rs", include_str!("../fake_cuda/control.rs")),
     ("driver.rs", include_str!("../fake_cuda/driver.rs")),
+    ("emulate.rs", include_str!("../../src/gather/emulate.rs")),
+    ("kernels.rs", include_str!("../fake_cuda/kernels.rs")),
+    ("launch.rs", include_str!("../../src/gather/launch.rs")),
     ("memory.rs", include_str!("../fake_cuda/memory.rs")),
     ("runtime.rs", include_str!("../fake_cuda/runtime.rs")),
     ("streams.rs", include_str!("../fake_cuda/streams.rs")),
@@ -218,6 +221,8 @@ pub struct Hazards {
     pub freed_in_flight: u64,
     /// Host memory that was unregistered while queued copies used it.
     pub unregistered_in_flight: u64,
+    /// Modules that were unloaded while kernels of theirs were queued.
+    pub unloaded_in_flight: u64,
 }
 
 /// One live registration of a fake.
@@ -448,12 +453,12 @@ impl Fake {
 
     /// What should not have happened and did.
     pub fn hazards(&self) -> Hazards {
-        let f: unsafe extern "C" fn(*mut [u64; 3]) = self.get("fake_hazards");
-        let mut counts = [0; 3];
+        let f: unsafe extern "C" fn(*mut [u64; 4]) = self.get("fake_hazards");
+        let mut counts = [0; 4];
         // SAFETY: an out-pointer to a live array.
         unsafe { f(&mut counts) };
-        let [out_of_range, freed_in_flight, unregistered_in_flight] = counts;
-        Hazards { out_of_range, freed_in_flight, unregistered_in_flight }
+        let [out_of_range, freed_in_flight, unregistered_in_flight, unloaded_in_flight] = counts;
+        Hazards { out_of_range, freed_in_flight, unregistered_in_flight, unloaded_in_flight }
     }
 
     /// Bytes of device memory as they are now, whatever is queued.

@@ -25,6 +25,7 @@ const CODES: &[(i32, &CStr, &CStr, &CStr)] = &[
     (100, c"cudaErrorNoDevice", c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected"),
     (101, c"cudaErrorInvalidDevice", c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
     (201, c"cudaErrorDeviceUninitialized", c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
+    (218, c"cudaErrorInvalidPtx", c"CUDA_ERROR_INVALID_PTX", c"a PTX JIT compilation failed"),
     (400, c"cudaErrorInvalidResourceHandle", c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
     (
         401,
@@ -32,6 +33,7 @@ const CODES: &[(i32, &CStr, &CStr, &CStr)] = &[
         c"CUDA_ERROR_ILLEGAL_STATE",
         c"the operation cannot be performed in the present state",
     ),
+    (500, c"cudaErrorSymbolNotFound", c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
     (600, c"cudaErrorNotReady", c"CUDA_ERROR_NOT_READY", c"device not ready"),
     (700, c"cudaErrorIllegalAddress", c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
     (709, c"cudaErrorContextIsDestroyed", c"CUDA_ERROR_CONTEXT_IS_DESTROYED", c"context is destroyed"),

@@ -189,13 +189,14 @@ pub extern "C" fn fake_retained(device: i32) -> u32 {
     lock().device(device).map_or(0, |d| d.retained)
 }
 
-/// What should not have happened: copies out of range, device memory freed and host memory unregistered under
-/// queued copies.
+/// What should not have happened: copies out of range; device memory freed, host memory unregistered and modules
+/// unloaded under what is queued.
 #[no_mangle]
-pub unsafe extern "C" fn fake_hazards(out: *mut [u64; 3]) {
+pub unsafe extern "C" fn fake_hazards(out: *mut [u64; 4]) {
     let s = lock();
     let memory = &s.memory;
-    let _ = crate::write(out, [memory.out_of_range, memory.freed_in_flight, memory.unregistered_in_flight]);
+    let under_copies = [memory.freed_in_flight, memory.unregistered_in_flight, memory.unloaded_in_flight];
+    let _ = crate::write(out, [memory.out_of_range, under_copies[0], under_copies[1], under_copies[2]]);
 }
 
 /// Copies bytes of device memory to `out`, or from `from`, outside every stream; 1 where the range is none.

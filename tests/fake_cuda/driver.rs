@@ -1,8 +1,9 @@
 //! The functions of `libcuda`, on the same state.
 
+use crate::launch::Launch;
 use crate::streams::NON_BLOCKING;
 use crate::{args, call, capture, codes, contexts, write};
-use std::ffi::{c_char, c_void};
+use std::ffi::{c_char, c_void, CStr};
 
 /// `cuCtxGetStreamPriorityRange`: the least and the greatest, as devices have them.
 const PRIORITIES: (i32, i32) = (0, -5);
@@ -193,6 +194,80 @@ pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(dst: u64, src: u64, n: usize, stre
     call(c"cuMemcpyDtoDAsync_v2", args![dst, src, n, stream], |s| {
         s.in_context()?;
         s.copy_once(&mut wait, dst as usize, src as usize, n, 3, stream)
+    })
+}
+
+// ---- kernels -----------------------------------------------------------------------------------------------------
+
+/// A module is the gather kernel's: its name must stand in the PTX, which must be for a device of 7.5.
+#[no_mangle]
+pub unsafe extern "C" fn cuModuleLoadData(out: *mut usize, image: *const c_void) -> i32 {
+    call(c"cuModuleLoadData", args![out, image], |s| {
+        s.in_context()?;
+        s.unsafe_while_capturing()?;
+        // SAFETY: the contract of the call: text that ends with a zero.
+        let text = unsafe { image.cast::<c_char>().as_ref() }.map(|text| unsafe { CStr::from_ptr(text) }).ok_or(1)?;
+        let text = text.to_str().map_err(|_| 218)?;
+        if !text.contains(".target sm_75") || !text.contains(".visible .entry") {
+            return Err(218);
+        }
+        write(out, s.load_module(text))
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuModuleGetFunction(out: *mut usize, module: usize, name: *const c_char) -> i32 {
+    call(c"cuModuleGetFunction", args![out, module, name], |s| {
+        s.in_context()?;
+        // SAFETY: the contract of the call: a C string.
+        let name = unsafe { name.as_ref() }.map(|name| unsafe { CStr::from_ptr(name) }).ok_or(1)?;
+        let entry = format!(".visible .entry {}(", name.to_string_lossy());
+        if s.modules.get(&module).ok_or(400)?.contains(&entry) {
+            write(out, module)
+        } else {
+            Err(500)
+        }
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn cuModuleUnload(module: usize) -> i32 {
+    call(c"cuModuleUnload", args![module], |s| {
+        s.in_context()?;
+        s.unsafe_while_capturing()?;
+        if s.launches_of(module) {
+            s.memory.unloaded_in_flight += 1;
+        }
+        s.modules.remove(&module).map(|_| ()).ok_or(400)
+    })
+}
+
+#[no_mangle]
+#[allow(clippy::too_many_arguments)]
+pub unsafe extern "C" fn cuLaunchKernel(
+    function: usize,
+    blocks: u32,
+    blocks_y: u32,
+    blocks_z: u32,
+    threads: u32,
+    threads_y: u32,
+    threads_z: u32,
+    shared: u32,
+    stream: usize,
+    parameters: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> i32 {
+    call(c"cuLaunchKernel", args![function, blocks, threads, shared, stream], |s| {
+        s.in_context()?;
+        if blocks == 0 || threads == 0 || threads > 1024 || (blocks_y, blocks_z, threads_y, threads_z) != (1, 1, 1, 1) {
+            return Err(1);
+        }
+        if parameters.is_null() || !extra.is_null() {
+            return Err(1);
+        }
+        // SAFETY: the contract of the call: the kernel has one parameter, a `Launch`, which is read here.
+        let launch = unsafe { (*parameters).cast::<Launch>().read() };
+        s.launch(function, launch, blocks * threads, stream)
     })
 }
 

@@ -3,8 +3,8 @@
 //!
 //! `tests/common/fake.rs` compiles this folder into a shared library and copies it under the names that a test needs.
 //! Each copy is an instance of its own: own log, own devices, own registrations, own last-error slots. It depends on
-//! `std` only. What it does not do: kernels, graphs that can be launched, peer access, ordering with the legacy
-//! default stream.
+//! `std` only, and on the walk of the gather kernel that the crate has beside it. What it does not do: other kernels,
+//! graphs that can be launched, peer access, ordering with the legacy default stream.
 //!
 //! Here are the state, the log and how a call is made; `codes` has names and texts, `contexts` devices and who is
 //! current where, `memory` registrations, device memory and copies, `streams` queues, events and how they run,
@@ -25,6 +25,9 @@
 //! - while a capture in global mode is open, queries, synchronisation, registration, allocation and freeing answer
 //!   900 on every thread that is not in relaxed mode, and the capture is lost; a wait of a capturing stream for an
 //!   outside event 905, a query of a captured event 907, work in the legacy default stream 906, and it is lost too;
+//! - a module is PTX that has the kernel; the gather kernel runs with its stream, by the host walk of its indices, and a
+//!   launch that touches what is no device memory and no mapped registration, or at the wrong alignment, poisons the
+//!   context with 700;
 //! - once the process's exit hooks have run, every call answers 4.
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
@@ -33,6 +36,9 @@ mod codes;
 mod contexts;
 mod control;
 mod driver;
+mod emulate;
+mod kernels;
+mod launch;
 mod memory;
 mod runtime;
 mod streams;
@@ -98,6 +104,8 @@ struct State {
     streams: BTreeMap<usize, streams::Stream>,
     events: BTreeMap<usize, streams::Event>,
     captures: BTreeMap<u64, capture::Capture>,
+    /// The PTX of each module.
+    modules: BTreeMap<usize, String>,
     /// Whether work completes by itself, so long after it was queued.
     auto: Option<Duration>,
 }

@@ -36,6 +36,8 @@ pub struct Memory {
     pub freed_in_flight: u64,
     /// Host memory unregistered while queued copies used it.
     pub unregistered_in_flight: u64,
+    /// Modules unloaded while a kernel of theirs was queued.
+    pub unloaded_in_flight: u64,
 }
 
 impl Default for Memory {
@@ -48,6 +50,7 @@ impl Default for Memory {
             out_of_range: 0,
             freed_in_flight: 0,
             unregistered_in_flight: 0,
+            unloaded_in_flight: 0,
         }
     }
 }
@@ -174,6 +177,11 @@ impl State {
         self.streams.values().flat_map(|s| &s.ops).any(|queued| match &queued.op {
             Op::Copy { dst, src, n } => touches(*dst, *n) || touches(*src, *n),
             Op::Bytes { dst, bytes } => touches(*dst, bytes.len()),
+            // By where it begins: enough to tell a batch's memory, and a store.
+            Op::Gather { launch, .. } => {
+                let host = (launch.store as usize).wrapping_sub(DEVICE_OFFSET);
+                touches(launch.batch as usize, 1) || touches(launch.table as usize, 1) || touches(host, 1)
+            }
             Op::Record { .. } | Op::Wait { .. } => false,
         })
     }

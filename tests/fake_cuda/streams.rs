@@ -2,6 +2,7 @@
 //! auto-run mode, by itself.
 
 use crate::contexts::selected;
+use crate::launch::Launch;
 use crate::{lock, thread_id, Answer, State, CHANGED, WAIT};
 use std::collections::VecDeque;
 use std::sync::Once;
@@ -22,6 +23,11 @@ pub enum Op {
     Bytes {
         dst: usize,
         bytes: Box<[u8]>,
+    },
+    Gather {
+        function: usize,
+        launch: Launch,
+        threads: u32,
     },
     Record {
         event: usize,
@@ -322,6 +328,7 @@ impl State {
                 Op::Bytes { dst, bytes } => unsafe {
                     std::ptr::copy_nonoverlapping(bytes.as_ptr(), dst as *mut u8, bytes.len());
                 },
+                Op::Gather { launch, threads, .. } => self.gather(&launch, threads),
                 Op::Record { event, turn } => {
                     if let Some(e) = self.events.get_mut(&event) {
                         e.done = e.done.max(turn);

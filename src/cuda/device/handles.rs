@@ -1,4 +1,4 @@
-//! What a device owns for us, each freed by its drop: streams, events, memory.
+//! What a device owns for us, each freed by its drop: streams, events, memory, kernels.
 //!
 //! A handle keeps its device's context retained. Its drop runs with that context current and in relaxed capture mode,
 //! since a drop may fall on a thread of the user's while a learner captures a graph, which a plain free would spoil.
@@ -30,6 +30,14 @@ pub(crate) struct DeviceMemory {
     device: Device,
     address: u64,
     bytes: usize,
+}
+
+/// A kernel, and the module that it is in.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    device: Device,
+    module: usize,
+    function: usize,
 }
 
 impl Stream {
@@ -78,6 +86,34 @@ impl DeviceMemory {
     #[cfg_attr(not(any(test, feature = "mapped-allocator")), allow(dead_code))]
     pub(crate) fn device(&self) -> &Device {
         &self.device
+    }
+}
+
+impl Kernel {
+    pub(super) fn new(device: Device, module: usize) -> Kernel {
+        Kernel { device, module, function: 0 }
+    }
+
+    pub(super) fn set_function(&mut self, function: usize) {
+        self.function = function;
+    }
+
+    pub(super) fn function(&self) -> usize {
+        self.function
+    }
+
+    /// The device that it is of.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        let module = self.module;
+        // SAFETY: a module that `Device::kernel` loaded and only this drop unloads. That none of its kernels runs is the
+        // promise that `launch` asks of its callers (invariant 3).
+        self.device.give_back("cuModuleUnload", |table| unsafe { (table.cuModuleUnload)(module) });
     }
 }
 

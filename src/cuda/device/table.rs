@@ -1,5 +1,5 @@
-//! The device table: the driver's functions for streams, events, copies, memory and contexts, as one struct of
-//! pointers.
+//! The device table: the driver's functions for streams, events, copies, memory, modules and contexts, as one
+//! struct of pointers.
 //!
 //! Filled from a loaded driver ([`DeviceTable::from_symbols`]) or by a test from Rust functions. It makes errors, in
 //! the driver's names, and does nothing else with CUDA: `device.rs` calls. All handles and addresses are integers
@@ -28,7 +28,6 @@ pub(crate) struct DeviceTable {
     pub(crate) cuThreadExchangeStreamCaptureMode: unsafe extern "C" fn(*mut c_uint) -> c_int,
     pub(crate) cuStreamCreateWithPriority: unsafe extern "C" fn(*mut usize, c_uint, c_int) -> c_int,
     pub(crate) cuStreamDestroy_v2: unsafe extern "C" fn(usize) -> c_int,
-    #[cfg_attr(not(test), allow(dead_code))] // for tests
     pub(crate) cuStreamSynchronize: unsafe extern "C" fn(usize) -> c_int,
     pub(crate) cuStreamWaitEvent: unsafe extern "C" fn(usize, usize, c_uint) -> c_int,
     pub(crate) cuStreamIsCapturing: unsafe extern "C" fn(usize, *mut c_int) -> c_int,
@@ -42,6 +41,22 @@ pub(crate) struct DeviceTable {
     pub(crate) cuMemcpyHtoDAsync_v2: unsafe extern "C" fn(u64, *const c_void, usize, usize) -> c_int,
     pub(crate) cuMemcpyDtoHAsync_v2: unsafe extern "C" fn(*mut c_void, u64, usize, usize) -> c_int,
     pub(crate) cuMemcpyDtoDAsync_v2: unsafe extern "C" fn(u64, u64, usize, usize) -> c_int,
+    pub(crate) cuModuleLoadData: unsafe extern "C" fn(*mut usize, *const c_void) -> c_int,
+    pub(crate) cuModuleUnload: unsafe extern "C" fn(usize) -> c_int,
+    pub(crate) cuModuleGetFunction: unsafe extern "C" fn(*mut usize, usize, *const c_char) -> c_int,
+    pub(crate) cuLaunchKernel: unsafe extern "C" fn(
+        usize,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        usize,
+        *mut *mut c_void,
+        *mut *mut c_void,
+    ) -> c_int,
     pub(crate) cuGetErrorName: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
     pub(crate) cuGetErrorString: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
 }
@@ -77,6 +92,10 @@ impl DeviceTable {
             cuMemcpyHtoDAsync_v2,
             cuMemcpyDtoHAsync_v2,
             cuMemcpyDtoDAsync_v2,
+            cuModuleLoadData,
+            cuModuleUnload,
+            cuModuleGetFunction,
+            cuLaunchKernel,
             cuGetErrorName,
             cuGetErrorString,
         }))

@@ -71,6 +71,28 @@ fn table() -> DeviceTable {
         cuMemcpyHtoDAsync_v2: answers!(cuMemcpyHtoDAsync(_d: u64, _h: *const c_void, _n: usize, _s: usize)),
         cuMemcpyDtoHAsync_v2: answers!(cuMemcpyDtoHAsync(_h: *mut c_void, _d: u64, _n: usize, _s: usize)),
         cuMemcpyDtoDAsync_v2: answers!(cuMemcpyDtoDAsync(_a: u64, _b: u64, _n: usize, _s: usize)),
+        cuModuleLoadData: answers!(cuModuleLoadData(out: *mut usize, _image: *const c_void) put(out, 0x60)),
+        cuModuleUnload: answers!(cuModuleUnload(module: usize) module as c_int - 0x60),
+        cuModuleGetFunction: answers!(cuModuleGetFunction(_out: *mut usize, _m: usize, _name: *const c_char) 500),
+        cuLaunchKernel: {
+            #[allow(clippy::too_many_arguments)]
+            unsafe extern "C" fn none(
+                _f: usize,
+                _a: c_uint,
+                _b: c_uint,
+                _c: c_uint,
+                _d: c_uint,
+                _e: c_uint,
+                _g: c_uint,
+                _h: c_uint,
+                _s: usize,
+                _p: *mut *mut c_void,
+                _x: *mut *mut c_void,
+            ) -> c_int {
+                unreachable!("no kernel was found")
+            }
+            none
+        },
         cuGetErrorName: answers!(cuGetErrorName(_c: c_int, _out: *mut *const c_char) 1),
         cuGetErrorString: answers!(cuGetErrorString(_c: c_int, out: *mut *const c_char) put(out, c"so".as_ptr())),
     }
@@ -112,4 +134,14 @@ fn a_driver_that_is_shutting_down_is_not_asked_for_words() {
     assert_eq!(called(), ["cuCtxGetCurrent", "cuCtxPushCurrent", "cuEventQuery", "cuCtxPopCurrent"]);
     let error = device.alloc(1).unwrap_err();
     assert_eq!((error.code(), error.symbol(), error.text()), (2, "unknown to this driver", "so"));
+}
+
+#[test]
+fn a_module_without_the_kernel_is_unloaded() {
+    let device = Device::from_table(table(), 3).unwrap();
+    called();
+    let error = device.kernel(c"ptx", c"name").unwrap_err();
+    assert_eq!((error.operation(), error.code()), ("cuModuleGetFunction", 500));
+    let calls: Vec<_> = called().into_iter().filter(|call| call.starts_with("cuModule")).collect();
+    assert_eq!(calls, ["cuModuleLoadData", "cuModuleGetFunction", "cuModuleUnload"]);
 }

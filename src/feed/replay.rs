@@ -1,0 +1,202 @@
+//! Settings of a replay feed, and their checks.
+
+use super::Feed;
+use super::builder::{FeedBuilder, config};
+use crate::error::{Error, ErrorKind, Result};
+use crate::intake::WhenFull;
+use crate::layout::Layout;
+use crate::select::pace::Setting;
+use crate::select::{Pace, Sampler};
+use crate::store::{Mixed, Selector, StoreConfig, StorePlan};
+use std::sync::Arc;
+
+/// More threads than this gain nothing: the memory is slower.
+pub(super) const MOST_THREADS: usize = 64;
+
+/// Threads that fill a batch unless the user says how many.
+pub(super) fn gather_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |threads| (threads.get() / 4).clamp(1, 8))
+}
+
+/// A fraction of a batch's rows.
+pub(super) fn check_fraction(fraction: f64) -> Result<()> {
+    match (0.0..=1.0).contains(&fraction) {
+        true => Ok(()),
+        false => Err(config(format!("a fraction of {fraction} of the rows: it must be from 0 to 1"))),
+    }
+}
+
+impl FeedBuilder {
+    /// Keeps the last `capacity` steps in a store and fills batches with samples of it, as `sampler` chooses them; the
+    /// sample is then a [`Sample::transition`](crate::Sample::transition) or a
+    /// [`Sample::sequence`](crate::Sample::sequence). The store lies in the ring, page-locked if the ring
+    /// is, and each step is in it once. Within episodes an ended one takes a record more, for its final observation. Without
+    /// this a feed delivers each sample once, in the order of writing. [`lanes`](FeedBuilder::lanes) must be given.
+    ///
+    /// ```
+    /// # use pinring::*;
+    /// # fn main() -> Result<()> {
+    /// let mut step = Step::new();
+    /// let obs = step.observation::<f32>("obs", &[4]);
+    /// let reward = step.leaf::<f32>("reward", &[]);
+    /// let mut sample = Sample::transition(step, 1, 0.99);
+    /// let (now, then) = (sample.at(obs, 0), sample.next(obs));
+    /// let (ret, discount) = (sample.n_step_return(reward), sample.discount());
+    /// let feed = Feed::builder(sample).batch(32).lanes(1).replay(10_000, Uniform::new()).start()?;
+    /// let (mut writer, learner) = (feed.writer(1)?, feed.learner()?);
+    /// for t in 0..100 {
+    ///     let mut s = writer.step()?;
+    ///     s.put(obs, &[t as f32; 4])?;
+    ///     s.put(reward, &[1.0])?;
+    ///     s.commit()?;
+    /// }
+    /// let batch = learner.next_batch()?;
+    /// assert_eq!(batch.view(now).shape(), [32, 4]);
+    /// assert_eq!(batch.slice(then)[0], batch.slice(now)[0] + 1.0);
+    /// assert_eq!((batch.slice(ret)[0], batch.slice(discount)[0]), (1.0, 0.99));
+    /// # Ok(()) }
+    /// ```
+    pub fn replay(mut self, capacity: usize, sampler: impl Sampler + 'static) -> Self {
+        self.replay = Some((capacity, Box::new(sampler)));
+        self
+    }
+
+    /// How many rows are sampled for each step that is written, and from how many samples on. Only with
+    /// [`replay`](FeedBuilder::replay). Default: both sides go as fast as they can, the learner from as many samples on as a
+    /// batch has rows (or as the store is sure to hold, if that is less). A pace's min size counts samples too, and stands
+    /// instead of that: with less than a batch, rows are drawn several times.
+    pub fn pace(mut self, pace: Pace) -> Self {
+        self.pace = Some(pace);
+        self
+    }
+
+    /// Takes this fraction of each batch's rows, 0 to 1, from the store of a second replay feed, whose sample is declared alike:
+    /// demonstrations, say. They are the last rows of a batch, chosen by that feed's sampler, and its pace does not count
+    /// them; this feed's counts all rows. While this feed's store is empty (and its pace allows) all rows are the second
+    /// one's, and while that is empty all are this one's. The second feed needs no learner; when it is stopped, nothing
+    /// comes from it any more. A batch with such rows is put together on the host.
+    ///
+    /// ```
+    /// # use pinring::*;
+    /// # fn main() -> Result<()> {
+    /// let declare = || {
+    ///     let mut step = Step::new();
+    ///     let obs = step.observation::<f32>("obs", &[]);
+    ///     let mut sample = Sample::transition(step, 1, 0.99);
+    ///     let column = sample.at(obs, 0);
+    ///     (sample, obs, column)
+    /// };
+    /// let (sample, obs, _) = declare();
+    /// let demos = Feed::builder(sample).batch(1).buffers(1).lanes(1).replay(1000, Uniform::new()).start()?;
+    /// let mut writer = demos.writer(1)?;
+    /// let mut episode = writer.episode(10)?;
+    /// episode.put(obs, &[-1.0; 11])?;
+    /// episode.commit(End::Terminated, 0)?;
+    ///
+    /// let (sample, _, column) = declare();
+    /// let feed = Feed::builder(sample).batch(8).lanes(1).replay(1000, Uniform::new()).mix(&demos, 0.5).start()?;
+    /// let batch = feed.learner()?.next_batch()?; // nothing of its own yet
+    /// assert_eq!((batch.rows_mixed(), batch.slice(column)), (8, &[-1.0; 8][..]));
+    /// feed.set_fraction(0.25)?;
+    /// # Ok(()) }
+    /// ```
+    pub fn mix(mut self, other: &Feed, fraction: f64) -> Self {
+        self.mix = Some((other.gate.store.clone(), fraction));
+        self
+    }
+
+    /// Threads that fill a sampled batch, the sampling thread included; batches below 256 KiB are filled by that alone.
+    /// Default: a quarter of the machine's, at most 8.
+    pub fn gather_threads(mut self, threads: usize) -> Self {
+        self.gather_threads = Some(threads);
+        self
+    }
+
+    pub(super) fn check_replay(&self) -> Result<()> {
+        let Some((capacity, _)) = &self.replay else {
+            return match (self.sample.kind.is_replayed(), self.pace, self.gather_threads) {
+                (true, ..) => Err(config(
+                    "transitions and sequences are sampled from stored steps: give `.replay(steps, sampler)`, or use \
+                     `Sample::step` or `Sample::unroll` for a feed that keeps none",
+                )),
+                (_, None, None) if self.mix.is_none() => Ok(()),
+                _ => Err(config(
+                    "`.pace`, `.mix` and `.gather_threads` are of stored steps: give `.replay(steps, sampler)`",
+                )),
+            };
+        };
+        if !self.sample.kind.is_replayed() {
+            return Err(config(
+                "a replay feed samples stored steps: use `Sample::transition` or `Sample::sequence` (of length 1 for single \
+                 steps)",
+            ));
+        }
+        if *capacity == 0 || self.gather_threads == Some(0) {
+            let what = if *capacity == 0 { "a store of 0 steps holds" } else { "0 threads fill" };
+            return Err(config(format!("{what} nothing: give `.replay` and `.gather_threads` at least 1")));
+        }
+        if self.lanes.is_none() {
+            return Err(config(
+                "a replay feed must know its lanes, each of which has an open chunk: give `.lanes(most)`",
+            ));
+        }
+        if self.lockstep.is_some() || self.lag.is_some() {
+            return Err(config(
+                "`.lockstep` and `.max_policy_lag` order batches by their writing, but a replay feed samples: use `.pace`",
+            ));
+        }
+        if self.when_full == WhenFull::DropNewest {
+            return Err(config(
+                "a store overwrites its oldest steps and is never full: `DropNewest` has no meaning here",
+            ));
+        }
+        Ok(())
+    }
+
+    /// What is mixed in, checked.
+    pub(super) fn mixed(&self, layout: &Arc<Layout>) -> Result<Option<Mixed>> {
+        let Some((store, fraction)) = self.mix.clone() else { return Ok(None) };
+        check_fraction(fraction)?;
+        let Some(store) = store else {
+            return Err(config("a feed without stored steps has none to mix in: build it with `.replay`"));
+        };
+        let mixed = Mixed::new(store, layout.clone(), fraction).ok_or_else(|| {
+            config("the samples of the second store are not declared as these are: give both feeds the same step and sample")
+        });
+        mixed.map(Some)
+    }
+
+    /// The store's size, checked: `None` without one.
+    pub(super) fn store_plan(&self, layout: &Layout) -> Result<Option<StorePlan>> {
+        let (Some((capacity, _)), Some(lanes)) = (&self.replay, self.lanes) else { return Ok(None) };
+        let plan = StorePlan::new(layout, *capacity, lanes)?;
+        let needs = plan.reach().saturating_mul(lanes);
+        if *capacity < needs {
+            return Err(config(format!(
+                "a store of {capacity} steps is too small: a sample's windows reach over {} steps of one lane, and with {lanes} \
+                 lanes it is overwritten before it is whole; give `.replay` at least {needs}, or fewer `.lanes`",
+                plan.reach()
+            )));
+        }
+        Ok(Some(plan))
+    }
+
+    /// What the store is built from, and taken from the settings: `None` without one.
+    pub(super) fn store_config(&mut self, layout: &Layout, seed: u64) -> Result<Option<StoreConfig>> {
+        let plan = self.store_plan(layout)?;
+        let Some((size, (_, sampler))) = plan.zip(self.replay.take()) else { return Ok(None) };
+        let times = sampler.most_times();
+        let selector = Selector::new(sampler, size.steps(), seed);
+        let selector = selector.map_err(|error| Error::from_source(ErrorKind::Config, error))?;
+        let setting = Setting {
+            capacity: size.most_items() as u64,
+            batch: self.batch as u64,
+            ahead: (self.buffers + self.devices.len() * self.prefetch) as u64,
+            lanes: size.lanes as u64,
+            times,
+        };
+        let pacer = self.pace.unwrap_or_default().pacer(setting);
+        let pacer = pacer.map_err(|error| Error::from_source(ErrorKind::Config, error))?;
+        Ok(Some(StoreConfig::new(size, layout, selector, pacer, self.pace.is_some())?))
+    }
+}

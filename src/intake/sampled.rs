@@ -1,0 +1,110 @@
+//! Slots that a sampling thread fills: it takes a free one, fills all of it, and hands it over.
+
+use super::{IntakeGate, Lease, Sealed};
+use crate::error::Closed;
+use crate::gather::Gathering;
+use crate::metrics::Stage;
+use crate::store::OpenGather;
+use crate::sync::lock;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// The right to one free buffer of a device. A batch that a device gathers is selected with it, so that it never waits with
+/// its records for a learner: those are in writers' way. Its drop gives it back.
+#[derive(Debug)]
+pub(crate) struct Credit {
+    /// Taken where it is spent.
+    gate: Option<Arc<IntakeGate>>,
+}
+
+impl Credit {
+    /// The buffer is taken.
+    pub(crate) fn spend(mut self) {
+        self.gate = None;
+    }
+}
+
+impl Drop for Credit {
+    fn drop(&mut self) {
+        if let Some(gate) = self.gate.take().filter(|gate| !gate.is_inherited()) {
+            gate.grant(1);
+        }
+    }
+}
+
+impl IntakeGate {
+    /// A slot that nobody uses, and where a device gathers a buffer there too; waits for both.
+    pub(crate) fn free_slot(self: &Arc<Self>) -> Result<(Lease, Option<Credit>), Closed> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(closed) = &state.closed {
+                return Err(closed.clone());
+            }
+            let on_credit = self.gathering.as_ref().filter(|gathering| gathering.tables().is_some());
+            if on_credit.is_none_or(Gathering::has_credit)
+                && let Some(slot) = state.free.pop()
+            {
+                let credit = on_credit.map(|gathering| {
+                    gathering.lend(-1);
+                    Credit { gate: Some(self.clone()) }
+                });
+                return Ok((Lease { slot, home: self.clone() }, credit));
+            }
+            state.parked += 1;
+            state = self.room.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+            (state.parked, state.waking) = (state.parked - 1, false);
+        }
+    }
+
+    /// So many buffers of a device are free for batches that it gathers.
+    pub(crate) fn grant(&self, buffers: usize) {
+        if let Some(gathering) = self.gathering.as_ref().filter(|_| buffers > 0) {
+            gathering.lend(buffers as isize);
+            drop(lock(&self.state)); // whoever waits for it has looked, or is parked
+            self.room.notify_all();
+        }
+    }
+
+    /// Hands a filled slot over, or one for a device to gather. Behind the close it comes home.
+    pub(crate) fn deliver(
+        self: &Arc<Self>,
+        (lease, credit): (Lease, Option<Credit>),
+        gather: Option<OpenGather>,
+        rows: usize,
+        begun: Instant,
+        ends_pass: bool,
+    ) {
+        let now = Instant::now();
+        self.counters.stage(Stage::Fill, now - begun);
+        let put = self.batches.put(|sequence| {
+            self.counters.batches.fetch_add(1, Ordering::Relaxed);
+            self.counters.rows.fetch_add(rows as u64, Ordering::Relaxed);
+            Sealed { lease, rows, sequence, sealed: now, ends_pass, gather, credit }
+        });
+        put.into_iter().for_each(|wakes| self.batches.wake(wakes));
+    }
+
+    /// Takes back every batch that waits: its rows reach nobody.
+    pub(crate) fn discard_waiting(&self) {
+        for sealed in self.batches.take_all() {
+            self.store.iter().for_each(|store| store.give_back(sealed.rows));
+        }
+    }
+
+    /// No further batch comes: the learner takes what is there, then sees the end.
+    pub(crate) fn end_sampling(&self) {
+        let mut state = lock(&self.state);
+        if state.closed.is_some() {
+            return;
+        }
+        state.closed = Some(Closed::Ended);
+        let ended = self.batches.end(Closed::Ended);
+        let ring = self.release_ring(&mut state);
+        self.announce_close(state);
+        self.store.iter().for_each(|store| store.close(Closed::Ended));
+        self.batches.wake(ended);
+        self.wake_watchers();
+        drop(ring);
+    }
+}

@@ -1,0 +1,335 @@
+//! The sampling's side: waiting for items, selecting, filling rows, and what the learner's end tells.
+
+use super::book::Issued;
+use super::gather::{self, Scratch, Target};
+use super::plan::Row;
+use super::records::Meta;
+use super::{State, Store, wait};
+use crate::error::Closed;
+use crate::memory::Ring;
+use crate::select::{PaceWait, Pass, SamplerError, Selected};
+use crate::slots::{RowKey, RowRecord};
+use crate::sync::lock;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Why nothing was selected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoItems {
+    /// Nobody writes any more, and what there is makes no further batch.
+    Ended,
+    Closed(Closed),
+}
+
+/// The right to read the records of a batch's rows, on behalf of a device. Its drop says that they were read.
+#[derive(Debug)]
+pub(crate) struct OpenGather {
+    store: Arc<Store>,
+    /// Taken by the end.
+    issued: Option<Issued>,
+    /// Keeps the mapping (invariant 7).
+    ring: Arc<Ring>,
+}
+
+impl OpenGather {
+    /// Whether the device still reads is not known: the records are kept for good (invariant 4).
+    pub(crate) fn quarantine(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for OpenGather {
+    fn drop(&mut self) {
+        if self.ring.stamp().is_inherited() {
+            return; // the store is the parent's, and so is whoever held its lock at the fork
+        }
+        if let Some(issued) = self.issued.take() {
+            self.store.end_gather(issued);
+        }
+    }
+}
+
+/// Items that were chosen for a batch, and the right to read them.
+#[derive(Debug)]
+pub(crate) struct Selection {
+    pub(crate) items: Vec<Selected>,
+    pub(crate) pass: Pass,
+    pub(crate) begun: Instant,
+    pub(super) clears: u64,
+    pub(super) issued: Issued,
+    /// Keeps the mapping (invariant 7).
+    pub(super) ring: Arc<Ring>,
+}
+
+/// What a batch is to have of a store.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    /// Rows; the batch's others are a second store's.
+    pub(crate) rows: usize,
+    /// The batch is wanted all the same if this store is empty: the second one has rows for it.
+    pub(crate) spare: bool,
+    /// That may come to be so without a word.
+    pub(crate) mixed: bool,
+}
+
+/// How often it is looked whether a second store has rows for a batch, while the first is empty.
+const LOOK: Duration = Duration::from_millis(5);
+
+impl Store {
+    /// Chooses the rows of a batch; waits until the store and the pace allow it. The caller owns where they go.
+    ///
+    /// All rows of the batch are reserved of the pace, but for those of the store's share that the sampler did not choose.
+    pub(crate) fn select(
+        &self,
+        mut items: Vec<Selected>,
+        wanted: impl Fn() -> Wanted,
+    ) -> Result<(Selection, Wanted), NoItems> {
+        let mut refused = false;
+        loop {
+            let wanted = self.wait_for_items(refused, &wanted)?;
+            // Priority updates and changes are told first, so that they count for this selection.
+            let mut selector = lock(&self.selector);
+            let mut state = lock(&self.state);
+            let Some(ring) = state.ring.clone().filter(|_| self.waits_for(&state, wanted.spare).is_none()) else {
+                continue;
+            };
+            let (issued, clears, ended) = (state.book.issue(), state.clears, state.ended);
+            let (rows, whole) = (wanted.rows, wanted.rows.min(state.book.items()));
+            let nothing = rows == 0 || (wanted.spare && whole == 0);
+            let changes = std::mem::take(&mut state.book.changes);
+            state.pacer.reserve(self.layout.rows as u64);
+            drop(state);
+            let begun = Instant::now();
+            selector.apply(&changes);
+            let mut pass = Pass::GoesOn;
+            items.clear();
+            // A sampler that uses items up waits until it has a whole batch of them.
+            let uses_up = selector.sampler.most_times().is_some() && !ended;
+            if !nothing && (!uses_up || selector.sampler.selectable() >= whole) {
+                pass = selector.select(rows, &mut items);
+            }
+            drop(selector);
+            let mut state = lock(&self.state);
+            let missing = match (nothing, items.is_empty()) {
+                (true, _) => 0,
+                (false, true) => self.layout.rows,
+                (false, false) => rows - items.len(),
+            };
+            state.pacer.give_back(missing as u64);
+            if nothing || !items.is_empty() {
+                return Ok((Selection { items, pass, begun, clears, issued, ring }, wanted));
+            }
+            state.book.finish(issued);
+            if state.ended {
+                return Err(NoItems::Ended);
+            }
+            refused = true;
+        }
+    }
+
+    /// Who waits for what, if no batch may be selected now.
+    fn waits_for(&self, state: &State, spare: bool) -> Option<PaceWait> {
+        let items = state.book.items();
+        let least = if state.ended { 1 } else { self.least_items };
+        let pace = state.pacer.select_waits(self.layout.rows as u64, items as u64);
+        if state.loading {
+            return Some(PaceWait::ForMinSize { have: 0, need: least as u64 });
+        }
+        let few = PaceWait::ForMinSize { have: items as u64, need: least as u64 };
+        pace.or((items < least && !(spare && items == 0)).then_some(few))
+    }
+
+    /// Why the learner has no batch, if it is the store that holds it up.
+    pub(crate) fn learner_waits_for(&self) -> Option<PaceWait> {
+        self.waits_for(&lock(&self.state), false)
+    }
+
+    /// `refused`: the sampler has nothing to offer until something changes.
+    fn wait_for_items(&self, refused: bool, wanted: &dyn Fn() -> Wanted) -> Result<Wanted, NoItems> {
+        loop {
+            let wanted = wanted(); // asked without the lock: it may look at another store
+            let mut state = lock(&self.state);
+            if let Some(closed) = &state.closed {
+                return Err(NoItems::Closed(closed.clone()));
+            }
+            let nothing_new = refused && state.book.changes.is_empty() && !state.ended;
+            if !nothing_new && self.waits_for(&state, wanted.spare).is_none() {
+                return Ok(wanted);
+            }
+            if state.ended && !state.loading {
+                return Err(NoItems::Ended);
+            }
+            state.sampling_waits = true;
+            let look = (wanted.mixed && state.book.items() == 0).then_some(LOOK);
+            state = wait(&self.for_sampling, state, look);
+            state.sampling_waits = false;
+        }
+    }
+
+    /// Asks memory for what rows of these items begin with, all at once: what the host knows of their first records and,
+    /// `with_bytes`, the first bytes of these. Looked at one after the other they would be waited for one by one.
+    ///
+    /// # Safety
+    /// The items are of a selection that was not finished.
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn touch(&self, items: &[Selected], with_bytes: bool) {
+        let touched = items.iter().fold(0, |touched, Selected { item, .. }| {
+            // SAFETY: items of a gather that was issued and has not ended.
+            touched ^ unsafe { self.records.touch(*item, with_bytes) }
+        });
+        std::hint::black_box(touched);
+    }
+
+    /// Fills row `row` of a batch with the sample of a selected item. Rows may be filled by several threads.
+    ///
+    /// # Safety
+    /// `target` is a slot of the store's layout, of which the caller has that row to itself; the item is of a selection
+    /// that was not finished.
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn fill_row(
+        &self,
+        selected: &Selected,
+        row: usize,
+        target: Target,
+        scratch: &mut Scratch,
+    ) -> RowRecord {
+        let (parts, record) = ((&*self.layout, &self.plan, &self.records), selected.item);
+        // SAFETY: an item when the selection's gather was issued; the row is the caller's.
+        let known = unsafe { gather::fill_row(parts, record, selected.weight, target, row, scratch) };
+        self.record_of(record, &known)
+    }
+
+    /// As [`fill_row`](Store::fill_row), for a device that gathers: fills the row's `numbers` and the host's columns.
+    ///
+    /// # Safety
+    /// As [`fill_row`](Store::fill_row).
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn plan_row(
+        &self,
+        selected: &Selected,
+        row: usize,
+        target: Target,
+        scratch: &mut Scratch,
+        numbers: &mut [u32],
+    ) -> RowRecord {
+        let (parts, record) = ((&*self.layout, &self.plan, &self.records), selected.item);
+        // SAFETY: as above.
+        let known = unsafe { gather::plan_row(parts, record, selected.weight, target, row, scratch, numbers) };
+        self.record_of(record, &known)
+    }
+
+    pub(super) fn record_of(&self, record: u32, known: &Row) -> RowRecord {
+        let Meta { lane, step: first_step, version, .. } = known.first;
+        let key = RowKey { record, generation: self.records.generation(record), mixed: false };
+        RowRecord { lane, length: known.length, first_step, version, key }
+    }
+
+    /// The gather of a selection has ended. Gives the list back for the next one, and says whether the rows still count:
+    /// not if the store was cleared since.
+    pub(crate) fn finish(&self, selection: Selection, rows: usize) -> (Vec<Selected>, bool) {
+        let Selection { items, clears, issued, .. } = selection;
+        let counts = self.counts(clears, rows);
+        self.end_gather(issued);
+        (items, counts)
+    }
+
+    /// As [`finish`](Store::finish) for a selection that a device is to gather: that has not ended yet.
+    pub(crate) fn hand_to_device(
+        self: &Arc<Store>,
+        selection: Selection,
+        rows: usize,
+    ) -> (Vec<Selected>, Option<OpenGather>) {
+        let Selection { items, clears, issued, ring, .. } = selection;
+        let gather = OpenGather { store: self.clone(), issued: Some(issued), ring };
+        (items, Some(gather).filter(|_| self.counts(clears, rows)))
+    }
+
+    /// Whether rows that were selected after so many clears still count; if not, they reach nobody.
+    fn counts(&self, clears: u64, rows: usize) -> bool {
+        let mut state = lock(&self.state);
+        let counts = state.clears == clears;
+        if !counts {
+            state.pacer.give_back(rows as u64);
+        }
+        counts
+    }
+
+    pub(super) fn end_gather(&self, issued: Issued) {
+        let mut state = lock(&self.state);
+        state.book.finish(issued);
+        let waiting = state.writers_waiting > 0;
+        drop(state);
+        if waiting {
+            self.for_writers.notify_all();
+        }
+    }
+
+    /// The learner got rows.
+    pub(crate) fn hand_over(&self, rows: usize) {
+        let mut state = lock(&self.state);
+        state.pacer.hand_over(rows as u64);
+        let (writers, sampling) = (state.writers_waiting > 0, state.sampling_waits);
+        drop(state);
+        if writers {
+            self.for_writers.notify_all();
+        }
+        if sampling {
+            self.for_sampling.notify_one();
+        }
+    }
+
+    /// Rows that were selected reach nobody.
+    pub(crate) fn give_back(&self, rows: usize) {
+        lock(&self.state).pacer.give_back(rows as u64);
+        self.for_sampling.notify_one();
+    }
+
+    /// Queues new priorities for the next selection; returns how many keys name steps that are gone.
+    pub(crate) fn update(&self, keys: impl Iterator<Item = (RowKey, f32)>) -> usize {
+        let (mut state, mut stale) = (lock(&self.state), 0);
+        for (key, priority) in keys {
+            if !self.is_live(&state, key) {
+                stale += 1;
+                continue;
+            }
+            state.book.update(key.record, priority);
+        }
+        self.stale_keys.fetch_add(stale as u64, Ordering::Relaxed);
+        self.published(state);
+        stale
+    }
+
+    /// The priority that each key has now: `None` for a step that is gone, and where the sampler has no priorities.
+    pub(crate) fn peek(&self, keys: impl Iterator<Item = RowKey>) -> Vec<Option<f32>> {
+        let selector = self.settle();
+        let state = lock(&self.state);
+        let live = |key: RowKey| self.is_live(&state, key).then(|| selector.sampler.priority(key.record)).flatten();
+        keys.map(live).collect()
+    }
+
+    fn is_live(&self, state: &State, RowKey { record, generation, .. }: RowKey) -> bool {
+        // A key of another feed may name a record that this store does not have.
+        state.book.has(record) && state.book.is_item(record) && self.records.generation(record) == generation
+    }
+
+    pub(crate) fn set_beta(&self, beta: f64) -> Result<(), SamplerError> {
+        lock(&self.selector).sampler.set_beta(beta)
+    }
+
+    /// Forgets every step. Batches that were selected before are not delivered any more.
+    pub(crate) fn clear(&self) {
+        let mut state = lock(&self.state);
+        state.book.clear();
+        state.pacer.clear();
+        state.clears += 1;
+        drop(state);
+        self.for_writers.notify_all();
+    }
+
+    /// Items that can be sampled, records in the store, and keys that were stale.
+    pub(crate) fn levels(&self) -> (usize, usize, u64) {
+        let state = lock(&self.state);
+        (state.book.items(), state.book.held(), self.stale_keys.load(Ordering::Relaxed))
+    }
+}
