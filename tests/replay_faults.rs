@@ -457,6 +457,23 @@ fn a_writer_waits_for_the_learner_and_says_so() {
     });
 }
 
+/// The newest steps of each lane are no samples yet, so the store has the steps that make a batch due before it has the
+/// samples to select one from. Writers go on until it has.
+#[test]
+fn no_writer_waits_for_a_batch_that_there_are_too_few_samples_for() {
+    each(|prioritized| {
+        let ids = Ids::transitions(3);
+        for tolerance in [0.0, 0.1] {
+            let pace = Pace::min_size(20).samples_per_insert(1.0, tolerance);
+            let feed = ids.builder(100, 2, prioritized).pace(pace).start().unwrap();
+            let (mut writer, learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
+            ids.write(&mut writer, 0..23); // 20 samples: 2 rows were due from the 22nd step on
+            assert_eq!(feed.metrics().stored_samples, 20);
+            assert_eq!(learner.next_batch().unwrap().rows(), 2);
+        }
+    });
+}
+
 /// A writer that waits for the pace goes on when the learner takes a batch, and hears of a stop.
 #[test]
 fn waiting_writers_hear_of_batches_taken_and_of_the_stop() {

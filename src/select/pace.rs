@@ -153,6 +153,11 @@ impl Pacer {
         self.rate * self.inserted.saturating_sub(self.min_size) as f64
     }
 
+    /// Whether the tolerance is 0.
+    pub(crate) fn is_strict(&self) -> bool {
+        matches!(self.limit, Limit::Strict { .. })
+    }
+
     /// Why no step may be begun now; `None` if it may.
     pub(crate) fn insert_waits(&self) -> Option<PaceWait> {
         let (due, taken) = (self.due(), self.sampled as f64);

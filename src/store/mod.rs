@@ -62,6 +62,8 @@ pub(crate) struct Store {
 struct State {
     book: Book,
     pacer: Pacer,
+    /// Steps that ended an episode and whose final observations are still to come: their commit is under way.
+    finals_due: usize,
     /// Keeps the mapping while records can be touched; given up at the close.
     ring: Option<Arc<Ring>>,
     closed: Option<Closed>,
@@ -87,6 +89,7 @@ impl Store {
         let state = State {
             book,
             pacer,
+            finals_due: 0,
             ring: Some(ring),
             closed: None,
             ended: false,

@@ -71,7 +71,7 @@ impl Store {
             // Priority updates and changes are told first, so that they count for this selection.
             let mut selector = lock(&self.selector);
             let mut state = lock(&self.state);
-            let Some(ring) = state.ring.clone().filter(|_| self.waits_for(&state).is_none()) else { continue };
+            let Some(ring) = state.ring.clone().filter(|_| self.may_select(&state)) else { continue };
             let (issued, clears, ended) = (state.book.issue(), state.clears, state.ended);
             let whole = self.layout.rows.min(state.book.items());
             let changes = std::mem::take(&mut state.book.changes);
@@ -112,6 +112,17 @@ impl Store {
         pace.or((items < least).then_some(few))
     }
 
+    /// In strict order a batch is selected from whole steps: those that end an episode are samples with its final
+    /// observation, which the same commit brings.
+    fn may_select(&self, state: &State) -> bool {
+        self.waits_for(state).is_none() && (state.finals_due == 0 || !state.pacer.is_strict())
+    }
+
+    /// Whether there are fewer samples than any batch may be selected from.
+    pub(super) fn has_too_few(&self, state: &State) -> bool {
+        matches!(self.waits_for(state), Some(PaceWait::ForMinSize { .. }))
+    }
+
     /// Why the learner has no batch, if it is the store that holds it up.
     pub(crate) fn learner_waits_for(&self) -> Option<PaceWait> {
         self.waits_for(&lock(&self.state))
@@ -125,7 +136,7 @@ impl Store {
                 return Err(NoItems::Closed(closed.clone()));
             }
             let nothing_new = refused && state.book.changes.is_empty() && !state.ended;
-            if !nothing_new && self.waits_for(&state).is_none() {
+            if !nothing_new && self.may_select(&state) {
                 return Ok(());
             }
             if state.ended && !state.loading {
