@@ -12,6 +12,7 @@ use crate::schema::Columns;
 use actor_learner::env::ACTIONS;
 use actor_learner::net::Mlp;
 use actor_learner::networks::{Tower, clip, floats, import};
+use burn::module::Module;
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{AllocationProperty, DType, Device, Int, Tensor, TensorData};
 use pinring::SharedBatch;
@@ -114,6 +115,7 @@ pub struct Dqn {
     property: AllocationProperty,
     device: Device,
     newest: Tower,
+    /// As the newest one was some updates ago; without gradients.
     lagging: Tower,
     optimizer: ModuleOptimizer,
     updates: u64,
@@ -140,7 +142,7 @@ impl Dqn {
             columns,
             property: if pinned { AllocationProperty::Pinned } else { AllocationProperty::Other },
             newest: Tower::new(network, &device),
-            lagging: Tower::new(network, &device),
+            lagging: Tower::new(network, &device).valid(),
             device,
             optimizer: AdamConfig::new().init(),
             updates: 0,
@@ -172,7 +174,7 @@ impl Dqn {
         self.newest = self.optimizer.step(self.hyper.learning_rate, self.newest.clone(), gradients);
         self.updates += 1;
         if self.updates.is_multiple_of(self.hyper.target_updates) {
-            self.lagging = self.newest.clone();
+            self.lagging = self.newest.valid();
         }
         Learned { loss: loss.into_scalar(), priorities }
     }
@@ -180,8 +182,10 @@ impl Dqn {
     /// The target of each row.
     fn targets(&self, batch: &SharedBatch) -> Vec<f32> {
         let Columns { ret, discount, then, .. } = self.columns;
-        let then: Tensor<2> = import(batch, then, DType::F32, self.property, &self.device);
-        let newest = floats(self.newest.forward(then.clone()));
+        // Without gradients: a graph that nobody goes back through would keep the batch's slot.
+        let device = self.device.clone().without_autodiff();
+        let then: Tensor<2> = import(batch, then, DType::F32, self.property, &device);
+        let newest = floats(self.newest.valid().forward(then.clone()));
         let lagging = floats(self.lagging.forward(then));
         let (returns, discounts) = (batch.slice(ret), batch.slice(discount));
         let values = newest.chunks(ACTIONS).zip(lagging.chunks(ACTIONS)).enumerate();
