@@ -20,7 +20,7 @@ Options:
   --seed N         seed of everything                              [default: 1]
   --envs N         environments, one lane of the feed each         [default: 16]
   --threads N      environment threads that share them             [default: 2]
-  --steps MAX      give up after this many environment steps       [default: 400000]
+  --steps MAX      give up after this many environment steps       [default: 500000]
   --lockstep       the same seed gives the same curve, step for step: one environment thread, which waits for each update
   --pin            the store must lie in page-locked memory: without CUDA, fail and say where it was looked for
   --svg PATH       where the learning curve is drawn               [default: learning-curve-dqn.svg]
@@ -34,7 +34,7 @@ Exit codes: 0 solved, 1 not solved within the steps given, 2 an error.
 ";
 
 fn defaults() -> Options {
-    Options { steps: 400_000, svg: "learning-curve-dqn.svg".into(), ..Options::default() }
+    Options { steps: 500_000, svg: "learning-curve-dqn.svg".into(), ..Options::default() }
 }
 
 fn main() -> ExitCode {
