@@ -72,8 +72,8 @@
 //! actors ─► feed                               the threads, the start and the stop
 //! ```
 //!
-//! The pages in `docs/` of the repository say more: architecture, safety, writing, feeding a GPU, errors, memory, and how
-//! CUDA is found.
+//! The pages in `docs/` of the repository say more: architecture, safety, writing, replay, whole learners by their shape,
+//! feeding a GPU, errors, memory, and how CUDA is found.
 
 /// The examples of the pages, compiled and run.
 #[cfg(doctest)]
@@ -86,6 +86,8 @@ mod pages {
     struct CudaLoading;
     #[doc = include_str!("../docs/replay.md")]
     struct Replay;
+    #[doc = include_str!("../docs/learners.md")]
+    struct Learners;
     #[doc = include_str!("../docs/feeding.md")]
     struct Feeding;
     #[cfg(feature = "mapped-allocator")]

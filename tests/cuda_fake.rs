@@ -362,11 +362,11 @@ fn each_thread_has_its_contexts_and_its_default_streams() {
     assert_eq!((fake.current_device(), fake.contexts()), (Some(1), 0));
     assert_eq!(fake.calls().last().unwrap().device, Some(0), "what was current when the call began");
 
-    // Stream 2 is the thread's own, 0 and 1 are everybody's.
+    // Stream 2 is the thread's own, 0 and 1 are everybody's, and wait for what every blocking stream has queued before.
     fake.set_device(0);
     let events = [(); 2].map(|()| rt.create("cudaEventCreateWithFlags"));
-    assert_eq!(rt.call("cudaEventRecord", [events[0], 2, 0, 0, 0]), 0);
     assert_eq!(rt.call("cudaEventRecord", [events[1], 1, 0, 0, 0]), 0);
+    assert_eq!(rt.call("cudaEventRecord", [events[0], 2, 0, 0, 0]), 0);
     std::thread::scope(|s| {
         s.spawn(|| {
             assert_eq!(fake.current_device(), None);

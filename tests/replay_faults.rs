@@ -393,7 +393,7 @@ fn settings_that_can_never_be_met_are_refused() {
         assert!(error.to_string().contains(text), "{error}");
     };
     let builder = || ids.builder(8, 4, false);
-    refused(builder().pace(Pace::min_size(10)), "sampling begins with 10 steps, but the store holds 8");
+    refused(builder().pace(Pace::min_size(10)), "sampling begins with 10 samples, but the store holds 8 at most");
     refused(builder().pace(Pace::min_size(1).samples_per_insert(1.0, 0.1)), "tolerance of at least");
     refused(builder().lockstep(1).lanes(1), "`.lockstep` and `.max_policy_lag`");
     refused(builder().when_full(WhenFull::DropNewest), "`DropNewest` has no meaning");
@@ -454,6 +454,23 @@ fn a_writer_waits_for_the_learner_and_says_so() {
         assert!(matches!(writer.try_step(), Err(StepError::Pace(_))));
         assert_eq!(learner.next_batch().unwrap().rows(), 4);
         ids.write(&mut writer, [written]);
+    });
+}
+
+/// The newest steps of each lane are no samples yet, so the store has the steps that make a batch due before it has the
+/// samples to select one from. Writers go on until it has.
+#[test]
+fn no_writer_waits_for_a_batch_that_there_are_too_few_samples_for() {
+    each(|prioritized| {
+        let ids = Ids::transitions(3);
+        for tolerance in [0.0, 0.1] {
+            let pace = Pace::min_size(20).samples_per_insert(1.0, tolerance);
+            let feed = ids.builder(100, 2, prioritized).pace(pace).start().unwrap();
+            let (mut writer, learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
+            ids.write(&mut writer, 0..23); // 20 samples: 2 rows were due from the 22nd step on
+            assert_eq!(feed.metrics().stored_samples, 20);
+            assert_eq!(learner.next_batch().unwrap().rows(), 2);
+        }
     });
 }
 

@@ -254,6 +254,43 @@ alone! {
 }
 
 alone! {
+    /// The last samples of an episode come with its final observation: a strict batch is selected with these or, if it was due
+    /// before the step, without that step.
+    fn in_strict_pace_a_batch_is_selected_from_whole_steps() {
+        const LANES: usize = 48;
+        let run = || {
+            let mut step = Step::new();
+            let obs = step.observation::<f32>("obs", &[]);
+            let mut sample = Sample::transition(step, 3, 0.9);
+            sample.at(obs, 0);
+            let pace = Pace::min_size(200).samples_per_insert(0.5, 0.0);
+            let builder = Feed::builder(sample).batch(24).buffers(2).lanes(LANES).seed(1);
+            let feed = builder.replay(2_000, Prioritized::new(0.6, 0.4)).pace(pace).start().unwrap();
+            let (mut writer, learner) = (feed.writer(LANES).unwrap(), feed.learner().unwrap());
+            let writing = thread::spawn(move || {
+                for t in 0..400 {
+                    let mut s = writer.step().unwrap();
+                    s.put(obs, &[t as f32; LANES]).unwrap();
+                    for lane in 0..LANES {
+                        if (t + lane) % 5 == 0 {
+                            s.end(lane, End::Terminated);
+                        }
+                    }
+                    s.commit().unwrap();
+                }
+            });
+            let rows = |batch: Batch| batch.lanes().zip(batch.first_steps()).collect::<Vec<_>>();
+            let all: Vec<_> = learner.iter().map(|batch| rows(batch.unwrap())).collect();
+            writing.join().unwrap();
+            all
+        };
+        let first = run();
+        assert_eq!(first.len(), (400 * LANES - 200) * 24 / 48 / 24);
+        assert!((0..3).all(|_| run() == first));
+    }
+}
+
+alone! {
     fn batches_reach_a_device_as_they_were_gathered() {
         let fake = feeding::fake("replay-device", 1);
         fake.auto_run_after(Some(Duration::from_micros(50)));

@@ -194,6 +194,7 @@ impl FeedBuilder {
             ahead: (self.buffers + self.devices.len() * self.prefetch) as u64,
             lanes: size.lanes as u64,
             times,
+            stride: size.stride(),
         };
         let pacer = self.pace.unwrap_or_default().pacer(setting);
         let pacer = pacer.map_err(|error| Error::from_source(ErrorKind::Config, error))?;

@@ -58,7 +58,9 @@ pub enum SamplerError {
 #[non_exhaustive]
 pub enum PaceError {
     /// Sampling would never begin.
-    #[error("sampling begins with {min_size} steps, but the store holds {capacity}: lower the min size, or store more")]
+    #[error(
+        "sampling begins with {min_size} samples, but the store holds {capacity} at most: lower the min size, or store more"
+    )]
     MinSize {
         /// The steps asked for.
         min_size: u64,
@@ -100,11 +102,16 @@ pub enum PaceError {
         lanes: u64,
     },
     /// Items leave before they could be sampled as often.
-    #[error("{rate} samples a step are asked for, but an item leaves after {times}: raise the one or lower the other")]
+    #[error(
+        "{rate} samples a step are asked for, but a sample begins at every {stride}. step and leaves after {times} times: \
+         raise the times, or lower the rate or the stride"
+    )]
     Times {
         /// The samples a step asked for.
         rate: f64,
         /// How many times an item is selected at most.
         times: u32,
+        /// Steps from one item to the next.
+        stride: u64,
     },
 }

@@ -13,6 +13,10 @@ use super::PaceError;
 /// steps (or one step, if it is 0) stand for: `tolerance × rate × max(min_size, 1)` rows to either side. What batches
 /// selected ahead and a step of all lanes need at least is checked when the feed is built.
 ///
+/// Sampling begins with `min_size` *samples*, which can be fewer than the steps inserted: a transition takes n steps
+/// to be whole, and a sequence begins at every `stride`-th step only. Where sampling has to wait for steps and no batch lies
+/// ready, writers go on whatever the pace says, since else neither side ever could.
+///
 /// A tolerance of 0 is the strictest order: no batch is selected before the steps that make it due, and no step is
 /// begun while a batch is due and not selected. With one writer, or in lockstep, each batch is then selected from the same
 /// steps in every run, however fast the learner is.
@@ -44,9 +48,9 @@ enum Rate {
 }
 
 impl Pace {
-    /// No batch is selected while the store holds fewer steps; apart from that, each side goes as fast as it can.
-    pub fn min_size(steps: u64) -> Pace {
-        Pace { min_size: steps, ..Pace::default() }
+    /// No batch is selected while the store holds fewer samples; apart from that, each side goes as fast as it can.
+    pub fn min_size(samples: u64) -> Pace {
+        Pace { min_size: samples, ..Pace::default() }
     }
 
     /// So many rows are sampled for each step inserted.
@@ -64,7 +68,7 @@ impl Pace {
     /// # Errors
     /// It can never be met there.
     pub(crate) fn pacer(self, setting: Setting) -> Result<Pacer, PaceError> {
-        let Setting { capacity, batch, ahead, lanes, times } = setting;
+        let Setting { capacity, batch, ahead, lanes, times, stride } = setting;
         let Pace { min_size, rate, tolerance } = self;
         if min_size > capacity {
             return Err(PaceError::MinSize { min_size, capacity });
@@ -80,8 +84,8 @@ impl Pace {
         if !(tolerance.is_finite() && tolerance >= 0.0) {
             return Err(PaceError::Tolerance { tolerance });
         }
-        if let Some(times) = times.filter(|&times| rate > f64::from(times)) {
-            return Err(PaceError::Times { rate, times });
+        if let Some(times) = times.filter(|&times| rate * stride as f64 > f64::from(times)) {
+            return Err(PaceError::Times { rate, times, stride });
         }
         let of_a_step = rate * lanes as f64;
         if tolerance == 0.0 {
@@ -112,6 +116,8 @@ pub(crate) struct Setting {
     pub(crate) lanes: u64,
     /// How many times an item is selected at most.
     pub(crate) times: Option<u32>,
+    /// Steps from one item to the next.
+    pub(crate) stride: u64,
 }
 
 /// Products of fractions like 0.1 are a little off: so much of a row is forgiven.
@@ -151,6 +157,16 @@ impl Pacer {
     /// Rows due by the steps so far.
     fn due(&self) -> f64 {
         self.rate * self.inserted.saturating_sub(self.min_size) as f64
+    }
+
+    /// Whether rows are reserved: a batch lies ready, or is under way.
+    pub(crate) fn has_ready(&self) -> bool {
+        self.reserved > 0
+    }
+
+    /// Whether the tolerance is 0.
+    pub(crate) fn is_strict(&self) -> bool {
+        matches!(self.limit, Limit::Strict { .. })
     }
 
     /// Why no step may be begun now; `None` if it may.
@@ -241,11 +257,11 @@ impl Pacer {
 #[non_exhaustive]
 pub enum PaceWait {
     /// Sampling has not begun.
-    #[error("the store has {have} steps, and sampling begins with {need}")]
+    #[error("the store has {have} samples, and sampling begins with {need}")]
     ForMinSize {
-        /// Steps in the store.
+        /// Samples in the store.
         have: u64,
-        /// Steps with which sampling begins.
+        /// Samples with which sampling begins.
         need: u64,
     },
     /// The learner is ahead: it waits for writers.

@@ -96,6 +96,11 @@ impl StorePlan {
         })
     }
 
+    /// Steps from one sample's beginning to the next.
+    pub(crate) fn stride(&self) -> u64 {
+        self.stride as u64
+    }
+
     /// Records of one lane that one sample needs at most.
     pub(crate) fn reach(&self) -> usize {
         self.back + self.forward + 1

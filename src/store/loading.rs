@@ -226,7 +226,7 @@ impl Store {
                 let slot = source.resume.as_ref().map_or(0, |resume| self.records.slot(resume.records[row]));
                 self.publish_loaded(meta, first.then_some(slot), &mut block)?;
             }
-            let changes = std::mem::take(&mut lock(&self.state).book.changes);
+            let changes = lock(&self.state).take_changes();
             selector.apply(&changes);
         }
         let mut state = lock(&self.state);

@@ -65,7 +65,7 @@ impl Mixed {
         let mut state = lock(&store.state);
         let ring = state.ring.clone().filter(|_| !state.loading && state.book.items() > 0 && rows > 0)?;
         let (issued, clears) = (state.book.issue(), state.clears);
-        let changes = std::mem::take(&mut state.book.changes);
+        let changes = state.take_changes();
         drop(state);
         let (begun, mut items) = (Instant::now(), Vec::with_capacity(rows));
         selector.apply(&changes);

@@ -64,6 +64,8 @@ pub(crate) struct Store {
 struct State {
     book: Book,
     pacer: Pacer,
+    /// Steps that ended an episode and whose final observations are still to come: their commit is under way.
+    finals_due: usize,
     /// Keeps the mapping while records can be touched; given up at the close.
     ring: Option<Arc<Ring>>,
     closed: Option<Closed>,
@@ -73,11 +75,22 @@ struct State {
     clears: u64,
     writers_waiting: usize,
     sampling_waits: bool,
+    /// The sampler had nothing to offer, and has been told of nothing since.
+    refused: bool,
     /// A save or a load is under way.
     saving: bool,
     loading: bool,
     /// How long a writer has waited at the most since the save began.
     longest_save_wait: Duration,
+}
+
+impl State {
+    /// What the sampler has to be told, to be told now.
+    fn take_changes(&mut self) -> Vec<book::Change> {
+        let changes = std::mem::take(&mut self.book.changes);
+        self.refused &= changes.is_empty();
+        changes
+    }
 }
 
 impl Store {
@@ -89,12 +102,14 @@ impl Store {
         let state = State {
             book,
             pacer,
+            finals_due: 0,
             ring: Some(ring),
             closed: None,
             ended: false,
             clears: 0,
             writers_waiting: 0,
             sampling_waits: false,
+            refused: false,
             saving: false,
             loading: false,
             longest_save_wait: Duration::ZERO,
@@ -137,7 +152,7 @@ impl Store {
     /// Tells the sampler what has changed.
     fn settle(&self) -> MutexGuard<'_, Selector> {
         let mut selector = lock(&self.selector);
-        let changes = std::mem::take(&mut lock(&self.state).book.changes);
+        let changes = lock(&self.state).take_changes();
         selector.apply(&changes);
         selector
     }

@@ -85,19 +85,17 @@ impl Store {
         mut items: Vec<Selected>,
         wanted: impl Fn() -> Wanted,
     ) -> Result<(Selection, Wanted), NoItems> {
-        let mut refused = false;
         loop {
-            let wanted = self.wait_for_items(refused, &wanted)?;
+            let wanted = self.wait_for_items(&wanted)?;
             // Priority updates and changes are told first, so that they count for this selection.
             let mut selector = lock(&self.selector);
             let mut state = lock(&self.state);
-            let Some(ring) = state.ring.clone().filter(|_| self.waits_for(&state, wanted.spare).is_none()) else {
-                continue;
-            };
+            let may = self.may_select(&state, wanted.spare);
+            let Some(ring) = state.ring.clone().filter(|_| may) else { continue };
             let (issued, clears, ended) = (state.book.issue(), state.clears, state.ended);
             let (rows, whole) = (wanted.rows, wanted.rows.min(state.book.items()));
             let nothing = rows == 0 || (wanted.spare && whole == 0);
-            let changes = std::mem::take(&mut state.book.changes);
+            let changes = state.take_changes();
             state.pacer.reserve(self.layout.rows as u64);
             drop(state);
             let begun = Instant::now();
@@ -117,14 +115,16 @@ impl Store {
                 (false, false) => rows - items.len(),
             };
             state.pacer.give_back(missing as u64);
-            if nothing || !items.is_empty() {
+            state.refused = !nothing && items.is_empty();
+            if !state.refused {
                 return Ok((Selection { items, pass, begun, clears, issued, ring }, wanted));
             }
             state.book.finish(issued);
             if state.ended {
                 return Err(NoItems::Ended);
             }
-            refused = true;
+            drop(state);
+            self.for_writers.notify_all(); // they may be what changes that
         }
     }
 
@@ -140,21 +140,34 @@ impl Store {
         pace.or((items < least && !(spare && items == 0)).then_some(few))
     }
 
+    /// In strict order a batch is selected from whole steps: those that end an episode are samples with its final
+    /// observation, which the same commit brings.
+    fn may_select(&self, state: &State, spare: bool) -> bool {
+        self.waits_for(state, spare).is_none() && (state.finals_due == 0 || !state.pacer.is_strict())
+    }
+
+    /// Whether steps are the only thing that brings a further batch: the sampling waits for them, and no batch lies ready
+    /// that the learner could take. Then no writer waits for the learner, or neither would ever go on.
+    pub(super) fn needs_steps(&self, state: &State) -> bool {
+        let refused = state.refused && state.book.changes.is_empty();
+        !state.pacer.has_ready() && (refused || self.waits_for(state, false).is_some())
+    }
+
     /// Why the learner has no batch, if it is the store that holds it up.
     pub(crate) fn learner_waits_for(&self) -> Option<PaceWait> {
         self.waits_for(&lock(&self.state), false)
     }
 
-    /// `refused`: the sampler has nothing to offer until something changes.
-    fn wait_for_items(&self, refused: bool, wanted: &dyn Fn() -> Wanted) -> Result<Wanted, NoItems> {
+    /// Waits until a batch may be selected: where the sampler had nothing to offer, until something changes.
+    fn wait_for_items(&self, wanted: &dyn Fn() -> Wanted) -> Result<Wanted, NoItems> {
         loop {
             let wanted = wanted(); // asked without the lock: it may look at another store
             let mut state = lock(&self.state);
             if let Some(closed) = &state.closed {
                 return Err(NoItems::Closed(closed.clone()));
             }
-            let nothing_new = refused && state.book.changes.is_empty() && !state.ended;
-            if !nothing_new && self.waits_for(&state, wanted.spare).is_none() {
+            let nothing_new = state.refused && state.book.changes.is_empty() && !state.ended;
+            if !nothing_new && self.may_select(&state, wanted.spare) {
                 return Ok(wanted);
             }
             if state.ended && !state.loading {
@@ -251,6 +264,7 @@ impl Store {
         let counts = state.clears == clears;
         if !counts {
             state.pacer.give_back(rows as u64);
+            self.for_writers.notify_all();
         }
         counts
     }
@@ -283,6 +297,7 @@ impl Store {
     pub(crate) fn give_back(&self, rows: usize) {
         lock(&self.state).pacer.give_back(rows as u64);
         self.for_sampling.notify_one();
+        self.for_writers.notify_all();
     }
 
     /// Queues new priorities for the next selection; returns how many keys name steps that are gone.

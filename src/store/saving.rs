@@ -150,7 +150,7 @@ impl Store {
         let Some(ring) = state.ring.clone().filter(|_| !state.saving && !state.loading) else {
             return Err(CheckpointError::Busy);
         };
-        let changes = std::mem::take(&mut state.book.changes);
+        let changes = state.take_changes();
         let spans = state.book.begin_save();
         (state.saving, state.longest_save_wait) = (true, Duration::ZERO);
         let (unused, pace, lanes) = (state.book.unused(&spans), state.pacer.saved(), state.book.lanes());

@@ -79,7 +79,8 @@ impl Store {
             if let Some(closed) = &state.closed {
                 return Err(NoChunk::Closed(closed.clone()));
             }
-            let why = match state.pacer.insert_waits().filter(|_| paced) {
+            let waits = state.pacer.insert_waits().filter(|_| paced && !self.needs_steps(&state));
+            let why = match waits {
                 Some(pace) => NoChunk::Pace(pace),
                 None if state.loading => NoChunk::Gathering,
                 None => match self.try_open(&mut state, first, opened) {
@@ -141,6 +142,7 @@ impl Store {
             unsafe { self.records.set_meta(first.record + step, meta) };
             // SAFETY: the book looks at published records alone, under the lock.
             book.publish_step(lane, None, &|record| unsafe { self.records.meta(record) });
+            state.finals_due += usize::from(self.has_final(meta.flags));
         }
         state.pacer.insert(u64::from(count));
         self.published(state);
@@ -189,6 +191,7 @@ impl Store {
             unsafe { self.records.set_meta(opened.record, meta) };
             // SAFETY: the book looks at published records alone, under the lock.
             book.publish_step(lane, priority, &|record| unsafe { self.records.meta(record) });
+            state.finals_due += usize::from(self.has_final(flags));
             state.pacer.insert(1);
         }
         self.published(state);
@@ -206,8 +209,14 @@ impl Store {
         unsafe { self.records.set_meta(opened.record, meta) };
         // SAFETY: as for a step.
         book.publish_final(lane, priority, &|record| unsafe { self.records.meta(record) });
+        state.finals_due -= 1;
         self.published(state);
         Ok(())
+    }
+
+    /// Whether such a step is followed by a final observation, in the same commit.
+    fn has_final(&self, flags: Flags) -> bool {
+        self.layout.within_episode && flags.ends()
     }
 
     /// The lanes' runs end without an end: at `abandon`, and when writers come and go.

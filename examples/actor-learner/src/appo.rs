@@ -6,17 +6,17 @@
 //! the learner's to the *acting* policy's probability, so it also corrects for the policy lag.
 //!
 //! Owns the networks, the optimizer and the order of minibatches. burn takes the columns where they lie in the slot
-//! (`import`); rewards and flags are read there by plain code. What it does not do: fetch batches or publish weights.
+//! ([`import`]); rewards and flags are read there by plain code. What it does not do: fetch batches or publish weights.
 
 use crate::env::OBSERVATION;
 use crate::net::Policy;
-use crate::networks::{Networks, clip, floats};
+use crate::networks::{Networks, clip, floats, import};
 use crate::returns::{Unroll, VTrace, normalise};
 use crate::schema::Columns;
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{AllocationProperty, Bytes, DType, Device, Int, Tensor, TensorData};
-use pinring::{Batch, Column, Element, SharedBatch};
+use burn::tensor::{AllocationProperty, DType, Device, Int, Tensor, TensorData};
+use pinring::{Batch, SharedBatch};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -202,26 +202,10 @@ impl Appo {
         let loss = policy.clone() + value.clone() * hyper.value_weight - entropy.clone() * hyper.entropy_weight;
 
         let mut gradients = GradientsParams::from_grads(loss.backward(), &self.networks);
-        clip(&mut gradients, &self.networks, hyper.max_gradient);
+        clip(&mut gradients, &self.networks.towers(), hyper.max_gradient);
         self.networks = self.optimizer.step(hyper.learning_rate, self.networks.clone(), gradients);
         Losses { policy: policy.into_scalar(), value: value.into_scalar(), entropy: entropy.into_scalar() }
     }
-}
-
-/// A column as a tensor over the slot's own bytes: no copy, and the slot comes home when the last tensor is gone.
-fn import<T: Element, const D: usize, K>(
-    shared: &SharedBatch,
-    column: Column<T>,
-    dtype: DType,
-    property: AllocationProperty,
-    device: &Device,
-) -> Tensor<D, K>
-where
-    K: burn::tensor::kind::Basic,
-{
-    let (bytes, shape) = shared.column(column);
-    let bytes = Bytes::from_shared(bytes::Bytes::from_owner(bytes), property);
-    Tensor::from_data(TensorData::from_bytes(bytes, shape, dtype), device)
 }
 
 #[cfg(test)]

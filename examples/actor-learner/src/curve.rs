@@ -1,9 +1,9 @@
 //! The learning curve: which episodes finished by when, and the mean of the last hundred.
 //!
 //! Owns the order of episodes. Environment threads report them as they finish; free-running, they are taken in that
-//! order. In lockstep the order in which threads got there must not show, and neither must an episode of an unroll that
-//! the learner has not seen yet: episodes are held back until the batch that holds their last step, and sorted by that
-//! step and their lane. What it does not do: draw (see [`crate::plot`]).
+//! order. Where a run is to be reproducible the order in which threads got there must not show, and neither must an episode of an unroll that
+//! the learner has not seen yet: episodes are held back until their last step is one that it learns from, and sorted by
+//! that step and their lane. What it does not do: draw (see [`crate::plot`]).
 
 use crate::env::SOLVED_RETURN;
 use crate::eval::Evaluation;
@@ -37,8 +37,8 @@ pub struct Point {
     pub steps: u64,
     /// Mean return of the last [`WINDOW`] episodes, or of all while there are fewer; 0 before the first one.
     pub mean: f64,
-    /// Entropy of the policy, in nats.
-    pub entropy: f32,
+    /// A figure of the learner's own: APPO gives the entropy of its policy in nats, a Q-learner its loss.
+    pub figure: f32,
 }
 
 /// What a run leaves behind.
@@ -55,8 +55,6 @@ pub struct Curve {
 /// Puts episodes in order and keeps the curve.
 #[derive(Debug)]
 pub struct Ledger {
-    unroll: u64,
-    lockstep: bool,
     lane_steps: Vec<u64>,
     held: Vec<(u64, usize, f64)>,
     window: VecDeque<f64>,
@@ -64,11 +62,9 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// For `lanes` lanes and unrolls of `unroll` steps.
-    pub fn new(lanes: usize, unroll: usize, lockstep: bool) -> Ledger {
+    /// For `lanes` lanes.
+    pub fn new(lanes: usize) -> Ledger {
         Ledger {
-            unroll: unroll as u64,
-            lockstep,
             lane_steps: vec![0; lanes],
             held: Vec::new(),
             window: VecDeque::with_capacity(WINDOW),
@@ -76,16 +72,17 @@ impl Ledger {
         }
     }
 
-    /// Takes what has finished, after batch number `batch` (from 0), with `steps` environment steps learned from.
-    pub fn record(&mut self, batch: u64, steps: u64, entropy: f32, ended: impl Iterator<Item = Ended>) {
+    /// Takes what has finished, with `steps` environment steps learned from. In a reproducible run `seen` says how many
+    /// steps of each lane these are, whose ends have all been reported; without it, whatever was reported counts.
+    pub fn record(&mut self, seen: Option<u64>, steps: u64, figure: f32, ended: impl Iterator<Item = Ended>) {
         for Ended { lane, length, ret } in ended {
             self.lane_steps[lane] += length;
             self.held.push((self.lane_steps[lane], lane, ret));
         }
-        let seen = if self.lockstep { (batch + 1) * self.unroll } else { u64::MAX };
-        let (mut due, held): (Vec<_>, _) = self.held.drain(..).partition(|&(end, ..)| end <= seen);
+        let (mut due, held): (Vec<_>, _) =
+            self.held.drain(..).partition(|&(end, ..)| seen.is_none_or(|seen| end <= seen));
         self.held = held;
-        if self.lockstep {
+        if seen.is_some() {
             due.sort_unstable_by_key(|&(end, lane, _)| (end, lane));
         }
         for (.., ret) in due {
@@ -95,7 +92,7 @@ impl Ledger {
             }
             self.window.push_back(ret);
         }
-        self.curve.points.push(Point { steps, mean: self.mean(), entropy });
+        self.curve.points.push(Point { steps, mean: self.mean(), figure });
     }
 
     /// The mean return of the last [`WINDOW`] episodes, or of all while there are fewer.
@@ -132,38 +129,38 @@ mod tests {
         Ended { lane, length, ret }
     }
 
-    /// Two lanes, unrolls of 10 steps: whatever order the threads report in, and however far ahead they are.
+    /// Two lanes, 10 steps of each learned from, then 20: whatever order the threads report in, and however far ahead they are.
     #[test]
-    fn in_lockstep_the_order_of_arrival_does_not_show() {
+    fn in_a_reproducible_run_the_order_of_arrival_does_not_show() {
         let orders = [
             [ended(0, 4, 1.0), ended(0, 9, 2.0), ended(1, 3, 3.0), ended(1, 1, 4.0)],
             [ended(1, 3, 3.0), ended(1, 1, 4.0), ended(0, 4, 1.0), ended(0, 9, 2.0)],
         ];
         for order in orders {
-            let mut ledger = Ledger::new(2, 10, true);
-            ledger.record(0, 20, 0.5, order.into_iter());
+            let mut ledger = Ledger::new(2);
+            ledger.record(Some(10), 20, 0.5, order.into_iter());
             assert_eq!(ledger.curve().episodes, [(20, 3.0), (20, 1.0), (20, 4.0)], "steps 3, 4 and 4; 13 is not due");
-            ledger.record(1, 40, 0.5, std::iter::empty());
+            ledger.record(Some(20), 40, 0.5, std::iter::empty());
             assert_eq!(ledger.curve().episodes[3], (40, 2.0));
-            assert_eq!(ledger.curve().points[1], Point { steps: 40, mean: 2.5, entropy: 0.5 });
+            assert_eq!(ledger.curve().points[1], Point { steps: 40, mean: 2.5, figure: 0.5 });
         }
     }
 
     #[test]
     fn free_running_episodes_count_as_they_come() {
-        let mut ledger = Ledger::new(2, 10, false);
-        ledger.record(0, 20, 0.5, [ended(1, 30, 7.0), ended(0, 2, 1.0)].into_iter());
+        let mut ledger = Ledger::new(2);
+        ledger.record(None, 20, 0.5, [ended(1, 30, 7.0), ended(0, 2, 1.0)].into_iter());
         assert_eq!(ledger.curve().episodes, [(20, 7.0), (20, 1.0)]);
     }
 
     #[test]
     fn the_mean_is_over_the_last_hundred_and_promises_nothing_before() {
-        let mut ledger = Ledger::new(1, 10, false);
-        ledger.record(0, 10, 0.5, (0..WINDOW - 1).map(|_| ended(0, 1, 500.0)));
+        let mut ledger = Ledger::new(1);
+        ledger.record(None, 10, 0.5, (0..WINDOW - 1).map(|_| ended(0, 1, 500.0)));
         assert!(!ledger.promising(), "99 episodes");
-        ledger.record(1, 20, 0.5, std::iter::once(ended(0, 1, 0.0)));
+        ledger.record(None, 20, 0.5, std::iter::once(ended(0, 1, 0.0)));
         assert!((ledger.mean() - 495.0).abs() < 1e-9 && ledger.promising());
-        ledger.record(2, 30, 0.5, (0..5).map(|_| ended(0, 1, 0.0)));
+        ledger.record(None, 30, 0.5, (0..5).map(|_| ended(0, 1, 0.0)));
         assert!(!ledger.promising(), "mean {}", ledger.mean());
         assert_eq!(ledger.curve().points.len(), 3);
     }

@@ -1,11 +1,10 @@
-//! The evaluation actor: plays greedily with a given policy, on a thread of its own, away from the feed.
+//! The evaluation actor: plays greedily with a given network, on a thread of its own, away from the feed.
 //!
-//! Owns its carts. A request carries the policy to play with, so that what is judged is one set of weights and not a
+//! Owns its carts. A request carries the network to play with, so that what is judged is one set of weights and not a
 //! moving target. What it does not do: decide when to evaluate, or write steps that anyone learns from.
 
 use crate::env::Carts;
-use crate::net::{Policy, Scratch};
-use std::sync::Arc;
+use crate::net::{Mlp, Scratch};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 
@@ -33,7 +32,7 @@ impl Evaluation {
 struct Request {
     steps: u64,
     version: u64,
-    policy: Arc<Policy>,
+    network: Mlp,
 }
 
 /// The evaluation thread panicked; its message is on stderr.
@@ -59,8 +58,8 @@ impl Evaluator {
         let (requests, inbox) = channel::<Request>();
         let (outbox, replies) = channel();
         let thread = std::thread::Builder::new().name("evaluation".into()).spawn(move || {
-            for Request { steps, version, policy } in inbox {
-                if outbox.send(Evaluation { steps, version, returns: play(&policy, seed) }).is_err() {
+            for Request { steps, version, network } in inbox {
+                if outbox.send(Evaluation { steps, version, returns: play(&network, seed) }).is_err() {
                     return;
                 }
             }
@@ -68,10 +67,10 @@ impl Evaluator {
         Ok(Evaluator { requests: Some(requests), replies, pending: false, thread: Some(thread) })
     }
 
-    /// Asks for an evaluation.
-    pub fn request(&mut self, steps: u64, version: u64, policy: Arc<Policy>) {
+    /// Asks for an evaluation of what `network` prefers: of a policy's logits, or of action values.
+    pub fn request(&mut self, steps: u64, version: u64, network: Mlp) {
         if let Some(requests) = &self.requests {
-            let _ = requests.send(Request { steps, version, policy }); // if the thread is gone, `reply` says so
+            let _ = requests.send(Request { steps, version, network }); // if the thread is gone, `reply` says so
         }
         self.pending = true;
     }
@@ -110,12 +109,12 @@ impl Drop for Evaluator {
 }
 
 /// The returns of [`EPISODES`] greedy episodes.
-pub fn play(policy: &Policy, seed: u64) -> Vec<f64> {
+pub fn play(network: &Mlp, seed: u64) -> Vec<f64> {
     let mut carts = Carts::new((0..EPISODES as u64).map(|episode| seed.wrapping_add(episode)));
     let mut scratch = Scratch::default();
     let mut episode = |lane| {
         let mut steps = 1.0;
-        while carts.step(lane, policy.greedy(&carts.observation(lane), &mut scratch)).is_none() {
+        while carts.step(lane, network.greedy(&carts.observation(lane), &mut scratch)).is_none() {
             steps += 1.0;
         }
         steps
@@ -126,20 +125,19 @@ pub fn play(policy: &Policy, seed: u64) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::{Dense, Mlp};
+    use crate::net::Dense;
 
     /// Pushes where the pole leans and where it is falling to; a controller known to hold it for all 500 steps.
-    fn controller() -> Policy {
+    fn controller() -> Mlp {
         let weight = vec![-0.1, 0.1, -0.2, 0.2, -1.0, 1.0, -0.5, 0.5];
-        let actor = Mlp { layers: vec![Dense { weight, bias: vec![0.0; 2] }] };
-        Policy { critic: actor.clone(), actor }
+        Mlp { layers: vec![Dense { weight, bias: vec![0.0; 2] }] }
     }
 
     #[test]
     fn a_known_controller_holds_and_a_constant_push_does_not() {
         assert_eq!(play(&controller(), 1), vec![500.0; EPISODES]);
         let mut pushes_left = controller();
-        pushes_left.actor.layers[0] = Dense { weight: vec![0.0; 8], bias: vec![1.0, 0.0] };
+        pushes_left.layers[0] = Dense { weight: vec![0.0; 8], bias: vec![1.0, 0.0] };
         let returns = play(&pushes_left, 1);
         assert!(returns.iter().all(|&r| (5.0..20.0).contains(&r)), "{returns:?}");
     }
@@ -148,7 +146,7 @@ mod tests {
     fn the_actor_replies_once_per_request_and_ends_when_dropped() {
         let mut evaluator = Evaluator::start(9).unwrap();
         assert_eq!(evaluator.reply(true), Ok(None), "nothing was asked");
-        evaluator.request(64, 3, Arc::new(controller()));
+        evaluator.request(64, 3, controller());
         assert!(evaluator.pending());
         let evaluation = evaluator.reply(true).unwrap().unwrap();
         assert_eq!((evaluation.steps, evaluation.version, evaluation.mean()), (64, 3, 500.0));
@@ -160,9 +158,9 @@ mod tests {
     fn a_panic_of_the_actor_is_told_instead_of_waited_for() {
         let mut evaluator = Evaluator::start(9).unwrap();
         let mut broken = controller();
-        broken.actor.layers.clear(); // the observation's four numbers pass for logits
-        broken.actor.layers.push(Dense { weight: Vec::new(), bias: Vec::new() });
-        evaluator.request(64, 3, Arc::new(broken));
+        broken.layers.clear(); // the observation's four numbers pass for logits
+        broken.layers.push(Dense { weight: Vec::new(), bias: Vec::new() });
+        evaluator.request(64, 3, broken);
         assert_eq!(evaluator.reply(true), Err(Gone));
     }
 }

@@ -17,7 +17,7 @@ pub mod curve;
 pub mod env;
 pub mod eval;
 pub mod net;
-mod networks;
+pub mod networks;
 pub mod options;
 pub mod plot;
 pub mod report;

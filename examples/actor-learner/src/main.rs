@@ -10,7 +10,7 @@ const NOT_SOLVED: u8 = 1;
 const ERROR: u8 = 2;
 
 fn main() -> ExitCode {
-    let options = match parse(std::env::args_os().skip(1)) {
+    let options = match parse(std::env::args_os().skip(1), Options::default()) {
         Ok(Command::Train(options)) => options,
         Ok(Command::Help) => {
             let _ = write!(std::io::stdout(), "{HELP}");

@@ -48,7 +48,8 @@ pub struct Mlp {
 pub struct Scratch([Vec<f32>; 2]);
 
 impl Mlp {
-    fn new(hidden: usize, outputs: usize, last_gain: f32, rng: &mut StdRng) -> Mlp {
+    /// From an observation to `outputs` numbers; `last_gain` scales the last layer's first weights.
+    pub fn new(hidden: usize, outputs: usize, last_gain: f32, rng: &mut StdRng) -> Mlp {
         let gain = 5.0 / 3.0; // tanh's
         let layers = vec![
             Dense::new(OBSERVATION, hidden, gain, rng),
@@ -75,6 +76,13 @@ impl Mlp {
             std::mem::swap(from, to);
         }
         from
+    }
+
+    /// The action that is preferred, of equals the first: the likeliest by logits, the best by action values.
+    pub fn greedy(&self, observation: &[f32], scratch: &mut Scratch) -> usize {
+        let preferences = self.forward(observation, scratch);
+        (1..preferences.len())
+            .fold(0, |best, action| if preferences[action] > preferences[best] { action } else { best })
     }
 }
 
@@ -123,12 +131,6 @@ impl Policy {
         (ACTIONS - 1, log_probs[ACTIONS - 1])
     }
 
-    /// The likeliest action.
-    pub fn greedy(&self, observation: &[f32], scratch: &mut Scratch) -> usize {
-        let logits = self.actor.forward(observation, scratch);
-        (1..ACTIONS).fold(0, |best, action| if logits[action] > logits[best] { action } else { best })
-    }
-
     /// The value of an observation.
     pub fn value(&self, observation: &[f32], scratch: &mut Scratch) -> f32 {
         self.critic.forward(observation, scratch)[0]
@@ -163,7 +165,7 @@ mod tests {
             rights += action;
         }
         assert!((2_880..3_120).contains(&rights), "{rights} of 4000 at p = 3/4"); // 4.4 deviations
-        assert_eq!(policy.greedy(&[0.0; 4], &mut scratch), 1);
+        assert_eq!(policy.actor.greedy(&[0.0; 4], &mut scratch), 1);
     }
 
     #[test]

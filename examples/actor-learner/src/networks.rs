@@ -1,23 +1,25 @@
 //! The policy as burn sees it: the same perceptrons as modules with gradients.
 //!
-//! Owns the way from plain numbers ([`Policy`]) to burn's parameters and back, and the clipping of gradients. What it
-//! does not do: a loss, or a step (see [`crate::appo`]).
+//! Owns the way from plain numbers ([`Mlp`]) to burn's parameters and back, the way of a batch's columns to tensors, and
+//! the clipping of gradients. What it does not do: a loss, or a step (see [`crate::appo`]).
 
 use crate::net::{Dense, Mlp, Policy};
 use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::optim::GradientsParams;
 use burn::tensor::activation::tanh;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{AllocationProperty, Bytes, DType, Device, Tensor, TensorData};
+use pinring::{Column, Element, SharedBatch};
 
 /// One perceptron.
 #[derive(Module, Debug)]
-pub(crate) struct Tower {
+pub struct Tower {
     layers: Vec<Linear>,
 }
 
 impl Tower {
-    fn new(mlp: &Mlp, device: &Device) -> Tower {
+    /// With the numbers of `mlp`.
+    pub fn new(mlp: &Mlp, device: &Device) -> Tower {
         let layers = mlp.layers.iter().map(|dense| {
             let weight = TensorData::new(dense.weight.clone(), [dense.inputs(), dense.outputs()]);
             let bias = TensorData::new(dense.bias.clone(), [dense.outputs()]);
@@ -27,12 +29,13 @@ impl Tower {
     }
 
     /// Over the last axis.
-    pub(crate) fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
+    pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         let (last, hidden) = self.layers.split_last().expect("a tower has layers");
         last.forward(hidden.iter().fold(input, |x, layer| tanh(layer.forward(x))))
     }
 
-    fn numbers(&self) -> Mlp {
+    /// As plain numbers.
+    pub fn numbers(&self) -> Mlp {
         let layers = self.layers.iter().map(|layer| Dense {
             weight: floats(layer.weight.val()),
             bias: layer.bias.as_ref().map(|bias| floats(bias.val())).unwrap_or_default(),
@@ -59,20 +62,37 @@ impl Networks {
         Policy { actor: self.actor.numbers(), critic: self.critic.numbers() }
     }
 
-    fn layers(&self) -> impl Iterator<Item = &Linear> {
-        self.actor.layers.iter().chain(&self.critic.layers)
+    pub(crate) fn towers(&self) -> [&Tower; 2] {
+        [&self.actor, &self.critic]
     }
 }
 
 /// A tensor's numbers, row-major.
-pub(crate) fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+pub fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_into_vec().expect("the learner computes in f32")
 }
 
+/// A column as a tensor over the slot's own bytes: no copy, and the slot comes home when the last tensor is gone.
+pub fn import<T: Element, const D: usize, K>(
+    shared: &SharedBatch,
+    column: Column<T>,
+    dtype: DType,
+    property: AllocationProperty,
+    device: &Device,
+) -> Tensor<D, K>
+where
+    K: burn::tensor::kind::Basic,
+{
+    let (bytes, shape) = shared.column(column);
+    let bytes = Bytes::from_shared(bytes::Bytes::from_owner(bytes), property);
+    Tensor::from_data(TensorData::from_bytes(bytes, shape, dtype), device)
+}
+
 /// Clips by the norm of all gradients together, as one vector; burn's own clipping goes tensor by tensor.
-pub(crate) fn clip(gradients: &mut GradientsParams, networks: &Networks, max: f32) {
+pub fn clip(gradients: &mut GradientsParams, towers: &[&Tower], max: f32) {
+    let layers = || towers.iter().flat_map(|tower| &tower.layers);
     let mut squares = 0.0;
-    for layer in networks.layers() {
+    for layer in layers() {
         let parts = [
             gradients.get::<2>(layer.weight.id).map(|g| g.powi_scalar(2).sum()),
             layer.bias.as_ref().and_then(|bias| gradients.get::<1>(bias.id)).map(|g| g.powi_scalar(2).sum()),
@@ -83,7 +103,7 @@ pub(crate) fn clip(gradients: &mut GradientsParams, networks: &Networks, max: f3
     if norm <= max {
         return;
     }
-    for layer in networks.layers() {
+    for layer in layers() {
         if let Some(gradient) = gradients.remove::<2>(layer.weight.id) {
             gradients.register(layer.weight.id, gradient * (max / norm));
         }
@@ -136,11 +156,12 @@ mod tests {
             .map(|layer| layer.weight.len() + layer.bias.len())
             .sum();
         for (max, expected) in [(0.5, 0.5 / (count as f32).sqrt()), (1e3, 1.0)] {
-            let terms = networks.layers().map(|layer| layer.weight.val().sum() + bias(layer).val().sum());
+            let layers = || networks.towers().into_iter().flat_map(|tower| &tower.layers);
+            let terms = layers().map(|layer| layer.weight.val().sum() + bias(layer).val().sum());
             let sum = terms.reduce(|a, b| a + b).expect("there are layers");
             let mut gradients = GradientsParams::from_grads(sum.backward(), &networks);
-            clip(&mut gradients, &networks, max);
-            for layer in networks.layers() {
+            clip(&mut gradients, &networks.towers(), max);
+            for layer in layers() {
                 let all =
                     [gradients.get::<2>(layer.weight.id).map(floats), gradients.get::<1>(bias(layer).id).map(floats)];
                 for gradient in all.into_iter().flat_map(|g| g.expect("a gradient for every parameter")) {

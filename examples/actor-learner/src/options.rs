@@ -72,17 +72,17 @@ evaluation actor do so too.
 Exit codes: 0 solved, 1 not solved within the steps given, 2 an error.
 ";
 
-/// Reads the command line; `arguments` starts behind the program's name.
+/// Reads the command line; `arguments` starts behind the program's name, and `defaults` stand for what is not given.
 ///
 /// # Errors
 /// An unknown option, a missing or malformed value, or a combination that cannot run; the text says which.
-pub fn parse<I>(arguments: I) -> Result<Command, lexopt::Error>
+pub fn parse<I>(arguments: I, defaults: Options) -> Result<Command, lexopt::Error>
 where
     I: IntoIterator,
     I::Item: Into<std::ffi::OsString>,
 {
     use lexopt::prelude::*;
-    let mut options = Options::default();
+    let mut options = defaults;
     let mut threads_given = None;
     let mut parser = lexopt::Parser::from_args(arguments);
     while let Some(argument) = parser.next()? {
@@ -116,6 +116,10 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn parse(line: impl IntoIterator<Item = &'static str>) -> Result<Command, lexopt::Error> {
+        super::parse(line, Options::default())
+    }
 
     #[test]
     fn every_option_is_read_and_named_in_the_help() {

@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn everything_is_drawn_inside_the_frame() {
-        let point = |steps, mean| Point { steps, mean, entropy: 0.5 };
+        let point = |steps, mean| Point { steps, mean, figure: 0.5 };
         let curve = Curve {
             points: vec![point(1_000, 20.0), point(2_000, 480.0)],
             episodes: vec![(1_000, 20.0), (2_000, 500.0)],

@@ -22,7 +22,7 @@ const LOOK_AHEAD: u64 = 1;
 /// Batches from an evaluation that disappointed to the next one.
 const PATIENCE: u64 = 10;
 /// How long the feed may take to stop.
-const STOP_DEADLINE: Duration = Duration::from_secs(10);
+pub const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What ends a run early.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +57,35 @@ pub struct Run {
     pub totals: Totals,
 }
 
-type Threads = Vec<(String, JoinHandle<Result<(), pinring::Error>>)>;
+/// Environment threads, by name.
+pub type Threads = Vec<(String, JoinHandle<Result<(), pinring::Error>>)>;
+
+/// Starts environment thread number `threads.len()`.
+///
+/// # Errors
+/// If the system has no thread left.
+pub fn spawn<F>(threads: &mut Threads, act: F) -> Result<(), TrainError>
+where
+    F: FnOnce() -> Result<(), pinring::Error> + Send + 'static,
+{
+    let name = format!("env-{}", threads.len());
+    let thread = std::thread::Builder::new().name(name.clone()).spawn(act);
+    threads.push((name.clone(), thread.map_err(|source| TrainError::Thread { name, source })?));
+    Ok(())
+}
+
+/// Starts the evaluation actor.
+///
+/// # Errors
+/// If the system has no thread left.
+pub fn evaluator(seed: u64) -> Result<Evaluator, TrainError> {
+    Evaluator::start(seed).map_err(|source| TrainError::Thread { name: "evaluation".into(), source })
+}
+
+/// How many of `lanes` lanes thread `index` of `threads` drives.
+pub fn share(lanes: usize, threads: usize, index: usize) -> usize {
+    lanes / threads + usize::from(index < lanes % threads)
+}
 
 /// Trains until the task is solved or `options.steps` steps are used up.
 ///
@@ -82,15 +110,12 @@ pub fn train(options: &Options, hyper: &Hyper) -> Result<Run, TrainError> {
     let feed = builder.start()?; // with pinning required and no CUDA the run ends here
 
     let mut appo = Appo::new(hyper.clone(), columns, &policy, feed.pin_report().is_some(), options.seed);
-    let mut evaluator =
-        Evaluator::start(options.seed).map_err(|source| TrainError::Thread { name: "evaluation".into(), source })?;
+    let mut evaluator = evaluator(options.seed)?;
     let mut threads = Threads::new();
     for index in 0..options.threads {
-        let lanes = options.envs / options.threads + usize::from(index < options.envs % options.threads);
-        let (writer, weights) = (feed.writer(lanes)?, weights.clone());
-        let name = format!("env-{index}");
-        let thread = std::thread::Builder::new().name(name.clone()).spawn(move || act(writer, &weights, &leaves));
-        threads.push((name.clone(), thread.map_err(|source| TrainError::Thread { name, source })?));
+        let writer = feed.writer(share(options.envs, options.threads, index))?;
+        let weights = weights.clone();
+        spawn(&mut threads, move || act(writer, &weights, &leaves))?;
     }
 
     let outcome = learn(options, hyper, &feed, &weights, &mut appo, &mut evaluator);
@@ -112,7 +137,7 @@ fn learn(
 ) -> Result<Run, TrainError> {
     let learner = feed.learner()?;
     let episodes = feed.episodes();
-    let mut ledger = Ledger::new(options.envs, hyper.unroll, options.lockstep);
+    let mut ledger = Ledger::new(options.envs);
     let progress = Progress::new(options.progress, SOLVED_RETURN);
     let (start, mut totals) = (Instant::now(), Totals { threads: options.threads, ..Totals::default() });
     let mut next_evaluation = 0;
@@ -132,9 +157,10 @@ fn learn(
         totals.batches += 1;
         totals.rows += rows;
         totals.steps += rows * hyper.unroll as u64;
-        ledger.record(totals.batches - 1, totals.steps, losses.entropy, episodes.try_iter().map(Into::into));
+        let seen = options.lockstep.then_some(totals.batches * hyper.unroll as u64);
+        ledger.record(seen, totals.steps, losses.entropy, episodes.try_iter().map(Into::into));
         if ledger.promising() && !evaluator.pending() && totals.batches >= next_evaluation {
-            evaluator.request(totals.steps, version, weights.latest().1);
+            evaluator.request(totals.steps, version, weights.latest().1.actor.clone());
         }
         // In lockstep, and when there is nothing left to learn from, the reply decides; else learning goes on meanwhile.
         if let Some(evaluation) = evaluator.reply(options.lockstep || totals.steps >= options.steps)? {
@@ -172,7 +198,10 @@ fn count_lags(lags: &mut Vec<u64>, version: u64, acted: impl Iterator<Item = u64
 
 /// Waits for the environment threads. One that ended because the feed did is fine; any other end is the error, and the
 /// cause of the ends of the others.
-fn join(threads: Threads) -> Result<(), TrainError> {
+///
+/// # Errors
+/// What broke the first thread that broke.
+pub fn join(threads: Threads) -> Result<(), TrainError> {
     let ends: Vec<_> = threads.into_iter().map(|(name, thread)| (name, thread.join())).collect();
     for (name, end) in ends {
         match end {

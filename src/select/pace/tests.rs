@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-const ROOMY: Setting = Setting { capacity: 1 << 40, batch: 1, ahead: 1, lanes: 1, times: None };
+const ROOMY: Setting = Setting { capacity: 1 << 40, batch: 1, ahead: 1, lanes: 1, times: None, stride: 1 };
 
 /// Fractions, so that everything can be reckoned in whole numbers: rate and tolerance.
 #[derive(Clone, Copy, Debug)]
@@ -210,7 +210,13 @@ fn a_pace_that_can_never_be_met_is_refused_with_numbers() {
     let tolerance = pacer(Pace::min_size(0).updates_per_step(1.0, -0.1), ROOMY);
     assert_eq!(tolerance, PaceError::Tolerance { tolerance: -0.1 });
     let once = Setting { times: Some(1), ..ROOMY };
-    assert_eq!(pacer(Pace::min_size(0).samples_per_insert(2.0, 0.0), once), PaceError::Times { rate: 2.0, times: 1 });
+    assert_eq!(
+        pacer(Pace::min_size(0).samples_per_insert(2.0, 0.0), once),
+        PaceError::Times { rate: 2.0, times: 1, stride: 1 }
+    );
+    let sequences = Setting { times: Some(1), stride: 4, ..ROOMY };
+    let error = pacer(Pace::min_size(0).samples_per_insert(0.5, 0.0), sequences);
+    assert_eq!(error, PaceError::Times { rate: 0.5, times: 1, stride: 4 });
 
     let setting = Setting { batch: 512, ahead: 3, lanes: 16, ..ROOMY };
     let tight = Pace::min_size(1000).samples_per_insert(8.0, 0.05);
