@@ -111,6 +111,12 @@ impl Batch {
         self.ends_pass
     }
 
+    /// How many rows, the last ones, are of the second store that the feed [mixes](crate::FeedBuilder::mix) in. Their lanes and
+    /// steps are that store's.
+    pub fn rows_mixed(&self) -> usize {
+        self.records().filter(|record| record.key.mixed).count()
+    }
+
     /// Where the rows came from, for [`Learner::update_priorities`](crate::Learner::update_priorities) and
     /// [`Feed::peek`](crate::Feed::peek). Cheap, and not bound to the batch.
     pub fn keys(&self) -> Keys {

@@ -123,13 +123,21 @@ impl Keys {
         for (index, &priority) in priorities.iter().enumerate() {
             crate::select::error::check_priority(index, priority)?;
         }
-        let rows = self.keys.iter().map(|key| key.key).zip(priorities.iter().copied());
-        let stale = store.update(rows);
+        let of = |mixed: bool| {
+            let rows = self.keys.iter().map(|key| key.key).zip(priorities.iter().copied());
+            rows.filter(move |(key, _)| key.mixed == mixed)
+        };
+        let stale = store.update(of(false)) + gate.mixed.as_ref().map_or(0, |mixed| mixed.store.update(of(true)));
         Ok(Updated { applied: keys - stale, stale })
     }
 
     pub(crate) fn peek(&self, gate: &IntakeGate) -> Result<Vec<Option<f32>>, UpdateError> {
-        Ok(self.store(gate)?.peek(self.keys.iter().map(|key| key.key)))
+        let (own, mixed) = (self.store(gate)?, gate.mixed.as_ref());
+        let of = |mixed: bool| self.keys.iter().map(|key| key.key).filter(move |key| key.mixed == mixed);
+        let mut own = own.peek(of(false)).into_iter();
+        let mut other = mixed.map(|mixed| mixed.store.peek(of(true))).unwrap_or_default().into_iter();
+        let each = |key: &Key| if key.key.mixed { other.next() } else { own.next() }.flatten();
+        Ok(self.keys.iter().map(each).collect())
     }
 
     /// The store that these are keys of, if it is the gate's.

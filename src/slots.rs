@@ -28,6 +28,8 @@ pub(crate) struct RowRecord {
 pub(crate) struct RowKey {
     pub record: u32,
     pub generation: u32,
+    /// Of the second store that a feed mixes in.
+    pub mixed: bool,
 }
 
 /// Every slot of the ring, as addresses.

@@ -16,6 +16,7 @@ use crate::memory::{PinProgress, PinWatch, RingPlan};
 use crate::sample::{Kind, Sample};
 use crate::select::{Pace, Sampler};
 use crate::slots::Slots;
+use crate::store::Store;
 use crate::weights::{Versions, Weights};
 use crate::writer::{buffer_depth, lane_state_bytes};
 use crossbeam_channel::Receiver;
@@ -126,6 +127,7 @@ pub struct FeedBuilder {
     pub(super) replay: Option<(usize, Box<dyn Sampler>)>,
     pub(super) pace: Option<Pace>,
     pub(super) gather_threads: Option<usize>,
+    pub(super) mix: Option<(Option<Arc<Store>>, f64)>,
     pub(super) gather: GatherSettings,
 }
 
@@ -166,6 +168,7 @@ impl Feed {
             replay: None,
             pace: None,
             gather_threads: None,
+            mix: None,
             gather: GatherSettings::default(),
         }
     }
@@ -360,6 +363,7 @@ impl FeedBuilder {
         let buffers = self.buffers;
         let gather_threads = self.gather_threads.unwrap_or_else(replay::gather_threads);
         let store = self.store_config(&layout, seed)?;
+        let mixed = self.mixed(&layout)?;
         let gathering = store.as_ref().map(|store| self.gathering(&layout, store)).transpose()?;
         let lag = self.lag.map(|(versions, lag)| {
             if self.lockstep.is_some() {
@@ -375,6 +379,7 @@ impl FeedBuilder {
             ring,
             buffers,
             store,
+            mixed,
             when_full,
             lag,
             max_lanes,

@@ -55,6 +55,7 @@ impl FeedBuilder {
         store: &StoreConfig,
     ) -> Result<impl FnOnce(&Ring) -> Gathering + Send + 'static> {
         let tables = match self.pinning {
+            _ if self.mix.is_some() => Err("rows of a second store are mixed in".to_owned()),
             Pinning::Required => Tables::new(layout, &store.plan, store.record_layout.bytes),
             Pinning::Off => Err("the store is not page-locked: give `.pinning(Pinning::Required)`".to_owned()),
         };

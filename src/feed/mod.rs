@@ -258,6 +258,18 @@ impl Feed {
         self.store("set_beta")?.set_beta(beta).map_err(|error| Error::from_source(ErrorKind::Config, error))
     }
 
+    /// Sets how much of each batch comes from the second store that was [mixed](FeedBuilder::mix) in, from the next batch on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Misuse`] if none was, [`ErrorKind::Config`] outside of 0 to 1.
+    pub fn set_fraction(&self, fraction: f64) -> Result<()> {
+        replay::check_fraction(fraction)?;
+        let none = "nothing is mixed in: build the feed with `.mix(&other, fraction)`";
+        let mixed = self.gate.mixed.as_ref().ok_or_else(|| Error::new(ErrorKind::Misuse, none))?;
+        mixed.set_fraction(fraction);
+        Ok(())
+    }
+
     /// The priority that each row's step has now: `None` for steps that were overwritten or cleared since, and with a
     /// sampler that has no priorities. Counts as no sampling.
     ///

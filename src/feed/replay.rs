@@ -1,12 +1,14 @@
 //! Settings of a replay feed, and their checks.
 
+use super::Feed;
 use super::builder::{FeedBuilder, config};
 use crate::error::{Error, ErrorKind, Result};
 use crate::intake::WhenFull;
 use crate::layout::Layout;
 use crate::select::pace::Setting;
 use crate::select::{Pace, Sampler};
-use crate::store::{Selector, StoreConfig, StorePlan};
+use crate::store::{Mixed, Selector, StoreConfig, StorePlan};
+use std::sync::Arc;
 
 /// More threads than this gain nothing: the memory is slower.
 pub(super) const MOST_THREADS: usize = 64;
@@ -14,6 +16,14 @@ pub(super) const MOST_THREADS: usize = 64;
 /// Threads that fill a batch unless the user says how many.
 pub(super) fn gather_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |threads| (threads.get() / 4).clamp(1, 8))
+}
+
+/// A fraction of a batch's rows.
+pub(super) fn check_fraction(fraction: f64) -> Result<()> {
+    match (0.0..=1.0).contains(&fraction) {
+        true => Ok(()),
+        false => Err(config(format!("a fraction of {fraction} of the rows: it must be from 0 to 1"))),
+    }
 }
 
 impl FeedBuilder {
@@ -60,6 +70,41 @@ impl FeedBuilder {
         self
     }
 
+    /// Takes this fraction of each batch's rows, 0 to 1, from the store of a second replay feed, whose sample is declared alike:
+    /// demonstrations, say. They are the last rows of a batch, chosen by that feed's sampler, and its pace does not count
+    /// them; this feed's counts all rows. While this feed's store is empty (and its pace allows) all rows are the second
+    /// one's, and while that is empty all are this one's. The second feed needs no learner; when it is stopped, nothing
+    /// comes from it any more. A batch with such rows is put together on the host.
+    ///
+    /// ```
+    /// # use pinring::*;
+    /// # fn main() -> Result<()> {
+    /// let declare = || {
+    ///     let mut step = Step::new();
+    ///     let obs = step.observation::<f32>("obs", &[]);
+    ///     let mut sample = Sample::transition(step, 1, 0.99);
+    ///     let column = sample.at(obs, 0);
+    ///     (sample, obs, column)
+    /// };
+    /// let (sample, obs, _) = declare();
+    /// let demos = Feed::builder(sample).batch(1).buffers(1).lanes(1).replay(1000, Uniform::new()).start()?;
+    /// let mut writer = demos.writer(1)?;
+    /// let mut episode = writer.episode(10)?;
+    /// episode.put(obs, &[-1.0; 11])?;
+    /// episode.commit(End::Terminated, 0)?;
+    ///
+    /// let (sample, _, column) = declare();
+    /// let feed = Feed::builder(sample).batch(8).lanes(1).replay(1000, Uniform::new()).mix(&demos, 0.5).start()?;
+    /// let batch = feed.learner()?.next_batch()?; // nothing of its own yet
+    /// assert_eq!((batch.rows_mixed(), batch.slice(column)), (8, &[-1.0; 8][..]));
+    /// feed.set_fraction(0.25)?;
+    /// # Ok(()) }
+    /// ```
+    pub fn mix(mut self, other: &Feed, fraction: f64) -> Self {
+        self.mix = Some((other.gate.store.clone(), fraction));
+        self
+    }
+
     /// Threads that fill a sampled batch, the sampling thread included; batches below 256 KiB are filled by that alone.
     /// Default: a quarter of the machine's, at most 8.
     pub fn gather_threads(mut self, threads: usize) -> Self {
@@ -74,8 +119,10 @@ impl FeedBuilder {
                     "transitions and sequences are sampled from stored steps: give `.replay(steps, sampler)`, or use \
                      `Sample::step` or `Sample::unroll` for a feed that keeps none",
                 )),
-                (_, None, None) => Ok(()),
-                _ => Err(config("`.pace` and `.gather_threads` are of stored steps: give `.replay(steps, sampler)`")),
+                (_, None, None) if self.mix.is_none() => Ok(()),
+                _ => Err(config(
+                    "`.pace`, `.mix` and `.gather_threads` are of stored steps: give `.replay(steps, sampler)`",
+                )),
             };
         };
         if !self.sample.kind.is_replayed() {
@@ -104,6 +151,19 @@ impl FeedBuilder {
             ));
         }
         Ok(())
+    }
+
+    /// What is mixed in, checked.
+    pub(super) fn mixed(&self, layout: &Arc<Layout>) -> Result<Option<Mixed>> {
+        let Some((store, fraction)) = self.mix.clone() else { return Ok(None) };
+        check_fraction(fraction)?;
+        let Some(store) = store else {
+            return Err(config("a feed without stored steps has none to mix in: build it with `.replay`"));
+        };
+        let mixed = Mixed::new(store, layout.clone(), fraction).ok_or_else(|| {
+            config("the samples of the second store are not declared as these are: give both feeds the same step and sample")
+        });
+        mixed.map(Some)
     }
 
     /// The store's size, checked: `None` without one.

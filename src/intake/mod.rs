@@ -30,7 +30,7 @@ use crate::layout::Layout;
 use crate::memory::{ForkStamp, Ring, stranded_bytes_in_process};
 use crate::metrics::{Counters, Metrics, Stage, WriterCounters};
 use crate::slots::Slots;
-use crate::store::{OpenGather, Store, StoreConfig};
+use crate::store::{Mixed, OpenGather, Store, StoreConfig};
 use crate::sync::{Padded, Patience, Spin, lock};
 use crate::weights::Versions;
 use crossbeam_channel as channel;
@@ -162,6 +162,8 @@ pub(crate) struct IntakeGate {
     pub(crate) lanes: LaneTable,
     /// Where steps are kept, of a feed whose batches are sampled; then slots are filled by its sampling thread.
     pub(crate) store: Option<Arc<Store>>,
+    /// The second store, of which batches have some rows.
+    pub(crate) mixed: Option<Arc<Mixed>>,
     /// Who gathers its batches.
     pub(crate) gathering: Option<Gathering>,
     /// Lanes of a lockstep feed.
@@ -191,7 +193,10 @@ pub(crate) struct IntakeGate {
     /// Copies of `state.closed.is_some()`, for waits on other locks.
     closed_hint: AtomicBool,
     state: Padded<Mutex<State>>,
+    /// Any room is of use to who waits here.
     room: Condvar,
+    /// For writers that need many rows at once. A wake that is meant for one writer never goes to them.
+    much_room: Condvar,
 }
 
 #[derive(Debug)]
@@ -199,11 +204,11 @@ struct State {
     /// Keeps the mapping; given up when the gate is closed, the last claim has ended and the last slot is home.
     ring: Option<Arc<Ring>>,
     free: Vec<u32>,
-    /// Writers parked on `room`.
+    /// Writers parked on `room`, which any room is of use to.
     parked: usize,
     /// Whether one of them was woken and has not looked yet: it wakes the next one when it leaves room behind.
     waking: bool,
-    /// Writers that wait for many rows at once: a wake may be of no use to them, so it must reach the others too.
+    /// Writers parked on `much_room`: all of them look at each wake, which may be of no use to them.
     choosy: usize,
     closed: Option<Closed>,
     /// Claims that were open at the close and have not ended yet (striped), or open claims at any time (lockstep).
@@ -223,6 +228,7 @@ pub(crate) struct IntakeConfig {
     pub(crate) buffers: usize,
     /// What is kept in the slots behind them.
     pub(crate) store: Option<StoreConfig>,
+    pub(crate) mixed: Option<Mixed>,
     pub(crate) gathering: Option<Gathering>,
     pub(crate) when_full: WhenFull,
     pub(crate) lag: Option<LagGate>,
@@ -244,8 +250,19 @@ impl fmt::Debug for IntakeGate {
 
 impl IntakeGate {
     pub(crate) fn new(config: IntakeConfig) -> IntakeGate {
-        let IntakeConfig { layout, ring, buffers, store, gathering, when_full, lag, max_lanes, lockstep, episodes } =
-            config;
+        let IntakeConfig {
+            layout,
+            ring,
+            buffers,
+            store,
+            mixed,
+            gathering,
+            when_full,
+            lag,
+            max_lanes,
+            lockstep,
+            episodes,
+        } = config;
         let store = store.map(|store| Arc::new(Store::new(store, layout.clone(), ring.clone(), buffers)));
         let slots = Slots::new(layout.clone(), ring.slot(0), buffers);
         let seen_versions = OnceLock::new();
@@ -260,6 +277,7 @@ impl IntakeGate {
             lag,
             lanes: LaneTable::new(max_lanes.or(lockstep)),
             store,
+            mixed: mixed.map(Arc::new),
             gathering,
             lockstep,
             buffers,
@@ -290,6 +308,7 @@ impl IntakeGate {
                 left: Left::default(),
             })),
             room: Condvar::new(),
+            much_room: Condvar::new(),
             layout,
         }
     }
@@ -436,7 +455,11 @@ impl IntakeGate {
 
     /// Writers that wait for room.
     pub(crate) fn parked(&self) -> usize {
-        self.store.as_ref().map_or_else(|| lock(&self.state).parked, |store| store.writers_waiting())
+        let of_gate = || {
+            let state = lock(&self.state);
+            state.parked + state.choosy
+        };
+        self.store.as_ref().map_or_else(of_gate, |store| store.writers_waiting())
     }
 
     /// Counts a finished episode and puts it into the stream, if somebody keeps reading that.
@@ -489,6 +512,7 @@ impl IntakeGate {
         self.note_event();
         drop(state);
         self.room.notify_all();
+        self.much_room.notify_all();
         if let Some(versions) = self.lag.as_ref().map(|lag| &lag.versions) {
             versions.wake();
         }
@@ -535,10 +559,11 @@ impl IntakeGate {
         let (parked, choosy) = (state.parked > 0 && !state.waking, state.choosy > 0);
         state.waking |= parked;
         drop(state);
-        match (parked, choosy) {
-            (false, _) => {}
-            (true, false) => self.room.notify_one(),
-            (true, true) => self.room.notify_all(),
+        if parked {
+            self.room.notify_one();
+        }
+        if choosy {
+            self.much_room.notify_all();
         }
     }
 
@@ -567,13 +592,17 @@ impl IntakeGate {
             wait.begun = None;
             return (lock(&self.state), true);
         }
-        state.parked += 1;
-        state = match left {
-            None => self.room.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner()),
-            Some(left) => self.room.wait_timeout(state, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0,
+        let (room, parked): (_, fn(&mut State) -> &mut usize) = match wait.choosy {
+            false => (&self.room, |state| &mut state.parked),
+            true => (&self.much_room, |state| &mut state.choosy),
         };
-        state.parked -= 1;
-        state.waking = false;
+        *parked(&mut state) += 1;
+        state = match left {
+            None => room.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner()),
+            Some(left) => room.wait_timeout(state, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0,
+        };
+        *parked(&mut state) -= 1;
+        state.waking &= wait.choosy; // one of those that `waking` speaks of looks now
         wait.counters.block(begun.elapsed().as_nanos() as u64);
         wait.begun = None;
         (state, true)
@@ -617,13 +646,15 @@ impl IntakeGate {
 pub(crate) struct Wait<'a> {
     spin: &'a mut Spin,
     spun: bool,
+    /// Needs many rows at once.
+    choosy: bool,
     begun: Option<Instant>,
     counters: &'a Padded<WriterCounters>,
 }
 
 impl<'a> Wait<'a> {
     pub(crate) fn new(spin: &'a mut Spin, counters: &'a Padded<WriterCounters>) -> Wait<'a> {
-        Wait { spin, spun: false, begun: None, counters }
+        Wait { spin, spun: false, choosy: false, begun: None, counters }
     }
     fn waited(&self) -> bool {
         self.spun

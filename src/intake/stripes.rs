@@ -156,7 +156,7 @@ impl IntakeGate {
         patience: Patience,
         counters: &Padded<WriterCounters>,
     ) -> Result<Claimed, NoRoom> {
-        self.claim_slow(cursor, patience, counters, |gate, state, cursor| {
+        self.claim_slow(cursor, patience, counters, false, |gate, state, cursor| {
             if let Some(place) = state.striped.gaps.iter().position(|gap| gap.rows as usize >= rows) {
                 return Some(Claimed::Rows(gate.take_gap(state, place, rows)));
             }
@@ -190,7 +190,7 @@ impl IntakeGate {
         patience: Patience,
         counters: &Padded<WriterCounters>,
     ) -> Result<Claim, NoRoom> {
-        self.claim_slow(cursor, patience, counters, |gate, state, cursor| {
+        self.claim_slow(cursor, patience, counters, false, |gate, state, cursor| {
             if let Some(gap) = state.striped.gaps.first() {
                 let rows = rows.min(gap.rows as usize);
                 return Some(gate.take_gap(state, 0, rows));
@@ -216,15 +216,12 @@ impl IntakeGate {
         counters: &Padded<WriterCounters>,
     ) -> Result<(), NoRoom> {
         let rows = rows.min(self.buffers * self.layout.rows);
-        lock(&self.state).choosy += 1;
-        let result = self.claim_slow(cursor, patience, counters, |gate, state, _| {
+        self.claim_slow(cursor, patience, counters, true, |gate, state, _| {
             let gaps: usize = state.striped.gaps.iter().map(|gap| gap.rows as usize).sum();
             let free = state.free.len() * gate.layout.rows;
             let open = |open: &Open| gate.stripes.of(open).0.iter().map(|stripe| stripe.room()).sum::<usize>();
             (gaps + free + state.striped.open.iter().map(open).sum::<usize>() >= rows).then_some(())
-        });
-        lock(&self.state).choosy -= 1;
-        result
+        })
     }
 
     /// The batch that staged rows will begin in, for the lag gate.
@@ -319,16 +316,17 @@ impl IntakeGate {
         Some(lock_of.take_rows(&mut stripe, rows as u32, cursor.slot, cursor.stripe))
     }
 
-    /// The long way: under the gate's lock, waiting for room if there is none.
+    /// The long way: under the gate's lock, waiting for room if there is none. `choosy`: not any room will do.
     fn claim_slow<R>(
         &self,
         cursor: &mut StripeCursor,
         patience: Patience,
         counters: &Padded<WriterCounters>,
+        choosy: bool,
         attempt: impl Fn(&Self, &mut State, &mut StripeCursor) -> Option<R>,
     ) -> Result<R, NoRoom> {
         let mut spin = std::mem::take(&mut cursor.spin);
-        let mut wait = Wait::new(&mut spin, counters);
+        let mut wait = Wait { choosy, ..Wait::new(&mut spin, counters) };
         let mut state = lock(&self.state);
         let result = loop {
             if let Some(closed) = &state.closed {
@@ -337,7 +335,7 @@ impl IntakeGate {
                 break Err(NoRoom::Closed(closed));
             }
             if let Some(done) = attempt(self, &mut state, cursor) {
-                if wait.waited() && state.parked > 0 {
+                if wait.waited() && state.parked + state.choosy > 0 {
                     self.wake_one(state); // room may be left for the next
                 } else {
                     drop(state);

@@ -76,6 +76,14 @@ impl Backing {
         }
     }
 
+    /// Whether it is page-locked memory, as CUDA says now: a device reset ends that.
+    pub(super) fn is_page_locked(&self) -> bool {
+        match self {
+            Backing::PageLocked(pinned) => pinned.device.within(|| pinned.block().is_page_locked()),
+            Backing::Device(_) => false,
+        }
+    }
+
     /// The length that it takes: of page-locked memory whole pages.
     pub(super) fn bytes(&self) -> usize {
         match self {

@@ -157,7 +157,7 @@ impl MappedAllocator {
     /// # Safety
     ///
     /// `stream` is a live stream (a `CUstream` or `cudaStream_t`; 0, 1 and 2 are default streams of the allocation's
-    /// device), and nothing uses the memory from now on but what is queued in those streams.
+    /// device, 2 the calling thread's), and nothing uses the memory from now on but what is queued in those streams.
     #[doc(alias = "cuMemFree")]
     #[doc(alias = "cudaHostUnregister")]
     pub unsafe fn free(&self, address: u64, stream: usize) -> Result<(), FreeError> {
@@ -166,7 +166,8 @@ impl MappedAllocator {
     }
 
     /// Notes that `stream` uses the allocation which `address` lies in, besides the one that it will be freed in. False
-    /// where there is no such allocation.
+    /// where there is no such allocation. For 2, the calling thread's own default stream, the free is ordered behind those of
+    /// all threads.
     ///
     /// # Safety
     ///
@@ -218,11 +219,13 @@ impl MappedAllocator {
         self.0.release(patience)
     }
 
-    /// Gives back what was freed in streams while they were captured. Returns its bytes.
+    /// Gives back what was freed in streams while they were captured; what other streams use too, once those have done with
+    /// it. Returns its bytes.
     ///
     /// # Safety
     ///
-    /// The graphs that were captured meanwhile are destroyed, and no launch of them is running or queued.
+    /// The graphs that were captured meanwhile are destroyed, no launch of them is running or queued, and what was queued
+    /// in the captured streams before the capture has completed.
     pub unsafe fn release_captured(&self) -> usize {
         if self.0.is_inherited() {
             return 0;

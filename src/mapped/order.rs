@@ -12,7 +12,7 @@ use crate::cuda::types::{CudaError, code};
 
 use super::backing::Backing;
 
-/// A freed allocation that streams may still use.
+/// A freed allocation that streams may still use; none of them, if it was freed while all of its streams were captured.
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) backing: Backing,
@@ -33,8 +33,10 @@ pub(super) enum Ordered {
     Waiting(Waiting),
     /// Nobody uses it.
     Done(Backing),
-    /// It belongs to a graph.
-    Captured(Backing),
+    /// It went with its context, as at a device reset: there is nothing to use again.
+    Gone(Backing),
+    /// It belongs to a graph, and other streams may still use it too.
+    Captured(Waiting),
     /// It cannot be known when its streams have done with it (invariant 4).
     Lost(Backing, CudaError),
 }
@@ -48,20 +50,27 @@ pub(super) type Busy = Vec<(i32, RawStream)>;
 /// # Safety
 /// The streams are live.
 pub(super) unsafe fn order(backing: Backing, streams: &[RawStream], devices: &[Device]) -> Ordered {
-    let mut behind = Vec::with_capacity(streams.len());
+    let (mut behind, mut captured) = (Vec::with_capacity(streams.len()), false);
     for stream in streams {
         // SAFETY: the caller's promise.
         match unsafe { place(backing.device(), devices, *stream) } {
             Ok(Some(place)) => behind.push(place),
-            Ok(None) => return Ordered::Captured(backing),
-            Err(error) if error.code() == code::CONTEXT_IS_DESTROYED => {} // its work is gone with it
+            Ok(None) => captured = true,
+            Err(error) if error.code() == code::CONTEXT_IS_DESTROYED => return gone(backing, error),
             Err(error) => return Ordered::Lost(backing, error),
         }
     }
-    match behind.is_empty() {
-        true => Ordered::Done(backing),
-        false => Ordered::Waiting(Waiting { backing, behind }),
+    match (captured, behind.is_empty()) {
+        (true, _) => Ordered::Captured(Waiting { backing, behind }),
+        (false, true) => Ordered::Done(backing),
+        (false, false) => Ordered::Waiting(Waiting { backing, behind }),
     }
+}
+
+/// The context is gone, and with it the work that was queued there. Page-locked memory that is none any more went too; what
+/// a newer context has registered, work in that one may use.
+fn gone(backing: Backing, error: CudaError) -> Ordered {
+    if backing.is_page_locked() { Ordered::Lost(backing, error) } else { Ordered::Gone(backing) }
 }
 
 /// # Safety
@@ -102,9 +111,15 @@ unsafe fn record(device: &Device, stream: RawStream) -> Result<Option<Behind>, C
 }
 
 impl Waiting {
+    /// Whether no stream uses it but the graph's that it was freed for.
+    pub(super) fn is_only_captured(&self) -> bool {
+        self.behind.is_empty()
+    }
+
     /// Looks whether its streams have done with it.
     pub(super) fn poll(mut self, busy: &mut Busy) -> Ordered {
         let ordinal = self.backing.device().ordinal();
+        let is_gone = |error: &CudaError| error.code() == code::CONTEXT_IS_DESTROYED;
         while let Some(last) = self.behind.last_mut() {
             match last {
                 Behind::Recorded { stream, .. } if busy.contains(&(ordinal, *stream)) => return Ordered::Waiting(self),
@@ -114,14 +129,21 @@ impl Waiting {
                         busy.push((ordinal, *stream));
                         return Ordered::Waiting(self);
                     }
-                    Err(error) if error.code() == code::CONTEXT_IS_DESTROYED => drop(self.behind.pop()),
+                    // Another device's work is gone with its context; ours takes the memory along.
+                    Err(error) if is_gone(&error) && !event.device().is(self.backing.device()) => {
+                        drop(self.behind.pop())
+                    }
+                    Err(error) if is_gone(&error) => return gone(self.backing, error),
                     Err(error) => return Ordered::Lost(self.backing, error),
                 },
                 // SAFETY: the legacy default stream, which lives as long as its device.
                 Behind::Unrecorded { stream } => match unsafe { record(self.backing.device(), *stream) } {
                     Ok(Some(Behind::Unrecorded { .. })) => return Ordered::Waiting(self),
                     Ok(Some(recorded)) => *last = recorded,
-                    Ok(None) => return Ordered::Captured(self.backing),
+                    Ok(None) => {
+                        self.behind.pop();
+                        return Ordered::Captured(self);
+                    }
                     Err(error) => return Ordered::Lost(self.backing, error),
                 },
             }

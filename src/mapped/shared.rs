@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,8 +26,13 @@ use super::statistics::{Counts, MappedStatistics, MemoryKind, Place};
 const CACHE_BYTES: usize = 1 << 30;
 /// How long an allocation that found no memory waits for freed memory that streams still use.
 const SHORTAGE_PATIENCE: Duration = Duration::from_secs(10);
-/// Page-locked allocations below this are not checked against the memory budget, which reads a dozen files.
+/// The legacy default stream, and the calling thread's own.
+const LEGACY: RawStream = RawStream(1);
+const PER_THREAD: RawStream = RawStream(2);
+/// Page-locked allocations below this are checked against the memory budget, which reads a dozen files, only when
+/// [`UNCHECKED_BYTES`] of them have come together.
 const BUDGET_BYTES: usize = 2 << 20;
+const UNCHECKED_BYTES: usize = 64 << 20;
 
 pub(super) struct Shared {
     search: CudaSearch,
@@ -36,8 +41,10 @@ pub(super) struct Shared {
     pub(super) pinned_mode: AtomicBool,
     pub(super) ignore_budget: AtomicBool,
     pub(super) cache_limit: AtomicUsize,
+    /// Page-locked bytes that were not checked against the memory budget since the last check.
+    unchecked: AtomicUsize,
     state: Mutex<State>,
-    /// Held by the one thread that looks for what has become free, also while it gives memory back.
+    /// Held by the one thread that looks for what has become free, also while it gives that back.
     collecting: Mutex<()>,
 }
 
@@ -50,7 +57,7 @@ struct State {
     waiting: VecDeque<Waiting>,
     /// Page-locked and used by nobody, the oldest first.
     cached: VecDeque<Backing>,
-    captured: Vec<Backing>,
+    captured: Vec<Waiting>,
     /// Kept for ever (invariant 4).
     quarantined: Vec<Backing>,
     counts: Counts,
@@ -77,6 +84,7 @@ impl Shared {
             pinned_mode: AtomicBool::new(false),
             ignore_budget: AtomicBool::new(false),
             cache_limit: AtomicUsize::new(CACHE_BYTES),
+            unchecked: AtomicUsize::new(0),
             state: Mutex::default(),
             collecting: Mutex::new(()),
         }
@@ -108,8 +116,11 @@ impl Shared {
         allocation.backing.host().map(|host| unsafe { host.add(offset) })
     }
 
-    /// Notes a stream for the free of the allocation that the address lies in; false where there is none.
+    /// Notes a stream for the free of the allocation that the address lies in; false where there is none. A thread's own
+    /// default stream has its name on that thread only, so its part is the legacy default stream's, which is ordered behind
+    /// those of all threads.
     pub(super) fn record_stream(&self, address: u64, stream: RawStream) -> bool {
+        let stream = if stream == PER_THREAD { LEGACY } else { stream };
         let mut state = self.state();
         let Some((start, allocation)) = state.live.range_mut(..=address).next_back() else { return false };
         let inside = address - start < allocation.bytes as u64;
@@ -136,13 +147,19 @@ impl Shared {
 
     /// As [`MappedAllocator::release_captured`](super::MappedAllocator::release_captured), with its promise.
     pub(super) fn release_captured(&self) -> usize {
+        let waiting_bytes: usize;
         let captured = {
             let mut state = self.state();
             let captured = std::mem::take(&mut state.captured);
-            captured.iter().for_each(|backing| state.leave(Place::Captured, backing));
-            captured
+            let (done, waiting): (Vec<_>, Vec<_>) = captured.into_iter().partition(Waiting::is_only_captured);
+            waiting.iter().for_each(|waiting| state.shift(Place::Captured, Place::Waiting, &waiting.backing));
+            waiting_bytes = waiting.iter().map(|waiting| waiting.backing.bytes()).sum();
+            state.waiting.extend(waiting);
+            done
         };
-        captured.iter().map(Backing::bytes).sum() // and they are dropped
+        let bytes = captured.iter().map(|waiting| waiting.backing.bytes()).sum::<usize>();
+        self.give_back(Place::Captured, captured.into_iter().map(|waiting| waiting.backing));
+        bytes + waiting_bytes
     }
 
     /// The device, attached once. CUDA is not called under the lock: the first call takes as long as it takes.
@@ -165,16 +182,31 @@ impl Shared {
     fn make(&self, kind: MemoryKind, bytes: usize, device: &Device) -> Result<u64, MappedError> {
         let backing = match kind {
             MemoryKind::Device => self.make_device(bytes, device)?,
-            MemoryKind::PageLocked => {
-                let cached = self.state().take_cached(bytes, device); // and the lock is free again
-                cached.map_or_else(|| self.make_page_locked(bytes, device), Ok)?
-            }
+            MemoryKind::PageLocked => match self.take_cached(bytes, device) {
+                Some(cached) => cached,
+                None => self.make_page_locked(bytes, device)?,
+            },
         };
         let address = backing.address();
         let mut state = self.state();
         state.counts.made(device.ordinal(), kind, bytes);
-        state.live.insert(address, Allocation { backing, bytes, streams: Vec::new() });
+        if let Some(stale) = state.live.insert(address, Allocation { backing, bytes, streams: Vec::new() }) {
+            // Somebody else freed it, or reset the device: its drop would free what was just made.
+            state.counts.freed(device.ordinal(), stale.backing.kind(), stale.bytes);
+            state.enter(Place::Quarantined, &stale.backing);
+            state.quarantined.push(stale.backing);
+        }
         Ok(address)
+    }
+
+    /// A block of the cache that is still page-locked.
+    fn take_cached(&self, bytes: usize, device: &Device) -> Option<Backing> {
+        loop {
+            let cached = self.state().take_cached(bytes, device)?; // and the lock is free again
+            if cached.is_page_locked() {
+                return Some(cached);
+            }
+        }
     }
 
     fn make_device(&self, bytes: usize, device: &Device) -> Result<Backing, MappedError> {
@@ -186,16 +218,32 @@ impl Shared {
     }
 
     fn make_page_locked(&self, bytes: usize, device: &Device) -> Result<Backing, MappedError> {
-        let ignore_budget = self.ignore_budget.load(Ordering::Relaxed) || bytes < BUDGET_BYTES;
+        let checked = self.is_checked(bytes);
+        let ignore_budget = self.ignore_budget.load(Ordering::Relaxed) || !checked;
         let block = device.within(|| PinnedBlock::new(bytes, ignore_budget, || Cuda::find(&self.search)));
         match block {
-            Ok(block) => Ok(Backing::PageLocked(Pinned::new(device.clone(), block))),
+            Ok(block) => {
+                if checked {
+                    self.unchecked.store(0, Ordering::Relaxed);
+                }
+                Ok(Backing::PageLocked(Pinned::new(device.clone(), block)))
+            }
             Err(source) => {
                 let held = self.state().counts.statistics(None).page_locked;
                 let (device, live, waiting) = (device.ordinal(), held.live_bytes, held.waiting_bytes);
                 Err(MappedError::PageLocked { bytes, device, live, waiting, source: Box::new(source) })
             }
         }
+    }
+
+    /// Whether an allocation is one to check against the memory budget. A refused one leaves the next to be checked too.
+    fn is_checked(&self, bytes: usize) -> bool {
+        if bytes >= BUDGET_BYTES {
+            return true;
+        }
+        // Relaxed: a count. Another thread's check serves too.
+        let unchecked = self.unchecked.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        unchecked >= UNCHECKED_BYTES
     }
 
     /// # Safety
@@ -211,6 +259,7 @@ impl Shared {
             };
             let (ordinal, kind) = (allocation.backing.device().ordinal(), allocation.backing.kind());
             state.counts.freed(ordinal, kind, allocation.bytes);
+            state.enter(Place::Waiting, &allocation.backing);
             (allocation, state.devices.clone())
         };
         let Allocation { backing, bytes, mut streams } = allocation;
@@ -227,35 +276,48 @@ impl Shared {
         })
     }
 
-    /// Puts a freed allocation where it belongs. An error is why it was quarantined.
+    /// Puts a freed allocation, which counts as waiting, where it belongs. An error is why it was quarantined.
     fn settle(&self, ordered: Ordered) -> Option<CudaError> {
         let mut state = self.state();
         match ordered {
-            Ordered::Waiting(waiting) => {
-                state.enter(Place::Waiting, &waiting.backing);
-                state.waiting.push_back(waiting);
-            }
-            Ordered::Captured(backing) => {
-                state.enter(Place::Captured, &backing);
-                state.captured.push(backing);
+            Ordered::Waiting(waiting) => state.waiting.push_back(waiting),
+            Ordered::Captured(waiting) => {
+                state.shift(Place::Waiting, Place::Captured, &waiting.backing);
+                state.captured.push(waiting);
             }
             Ordered::Done(backing) => {
-                let over = state.done(backing, self.cache_limit.load(Ordering::Relaxed));
+                let (place, over) = state.done(backing, self.cache_limit.load(Ordering::Relaxed));
                 drop(state);
-                drop(over); // with CUDA calls: not under the lock
+                self.give_back(place, over); // with CUDA calls: not under the lock
+            }
+            Ordered::Gone(backing) => {
+                drop(state);
+                self.give_back(Place::Waiting, [backing]);
             }
             Ordered::Lost(backing, error) => {
+                let bytes = backing.bytes();
+                state.shift(Place::Waiting, Place::Quarantined, &backing);
+                state.quarantined.push(backing);
+                drop(state); // a subscriber is the user's code, which may ask the allocator
                 tracing::warn!(
-                    bytes = backing.bytes(),
+                    bytes,
                     %error,
                     "freed memory is kept for the rest of the process: it cannot be known when its streams have done with it"
                 );
-                state.enter(Place::Quarantined, &backing);
-                state.quarantined.push(backing);
                 return Some(error);
             }
         }
         None
+    }
+
+    /// Gives memory back to the system or the device. It counts where it was until that is done, which may take seconds: an
+    /// allocation that finds no memory meanwhile waits for it.
+    fn give_back(&self, place: Place, over: impl IntoIterator<Item = Backing>) {
+        for backing in over {
+            let (ordinal, kind, bytes) = (backing.device().ordinal(), backing.kind(), backing.bytes());
+            drop(backing);
+            self.state().counts.leave(place, ordinal, kind, bytes);
+        }
     }
 
     /// Looks for what streams have done with, unless another thread does.
@@ -272,25 +334,17 @@ impl Shared {
 
     /// The same for the thread that holds `collecting`: only such a one takes from the list.
     fn collect_now(&self) {
-        let waiting = std::mem::take(&mut self.state().waiting);
-        let Some(first) = waiting.front() else { return };
+        let mut round = Round { shared: self, left: std::mem::take(&mut self.state().waiting), still: VecDeque::new() };
+        let Some(first) = round.left.front() else { return };
         let device = first.backing.device().clone();
         device.relaxed(|| {
-            let (mut still, mut busy) = (VecDeque::new(), Busy::new());
-            for waiting in waiting {
-                let (ordinal, kind) = (waiting.backing.device().ordinal(), waiting.backing.kind());
-                let bytes = waiting.backing.bytes();
+            let mut busy = Busy::new();
+            while let Some(waiting) = round.left.pop_front() {
                 match waiting.poll(&mut busy) {
-                    Ordered::Waiting(waiting) => still.push_back(waiting),
-                    settled => {
-                        self.state().counts.leave(Place::Waiting, ordinal, kind, bytes);
-                        self.settle(settled);
-                    }
+                    Ordered::Waiting(waiting) => round.still.push_back(waiting),
+                    settled => drop(self.settle(settled)),
                 }
             }
-            let mut state = self.state();
-            still.append(&mut state.waiting); // freed meanwhile
-            state.waiting = still;
         });
     }
 
@@ -302,27 +356,38 @@ impl Shared {
 
     /// As [`MappedAllocator::release_cached`](super::MappedAllocator::release_cached).
     pub(super) fn release(&self, patience: Duration) -> usize {
-        let _turn = lock(&self.collecting);
         let begun = Instant::now();
         let mut pause = Duration::from_micros(100);
         loop {
-            self.collect_now();
-            let cached = {
-                let mut state = self.state();
-                let cached = std::mem::take(&mut state.cached);
-                cached.iter().for_each(|backing| state.leave(Place::Cached, backing));
-                cached
-            };
-            drop(cached);
-            let still = self.statistics(None);
-            let still = still.page_locked.waiting_bytes + still.device.waiting_bytes;
+            self.collect();
+            let cached = std::mem::take(&mut self.state().cached);
+            self.give_back(Place::Cached, cached);
+            let held = self.statistics(None);
+            let waiting = held.page_locked.waiting_bytes + held.device.waiting_bytes;
             let left = patience.saturating_sub(begun.elapsed());
-            if still == 0 || left.is_zero() {
-                return still;
+            // What is cached still, another thread is giving back now.
+            if waiting + held.page_locked.cached_bytes == 0 || left.is_zero() {
+                return waiting;
             }
             thread::sleep(pause.min(left));
             pause = (2 * pause).min(Duration::from_millis(2));
         }
+    }
+}
+
+/// One look through the list. What it has not come to goes back, also if it ends by a panic (invariant 3).
+struct Round<'s> {
+    shared: &'s Shared,
+    left: VecDeque<Waiting>,
+    still: VecDeque<Waiting>,
+}
+
+impl Drop for Round<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        self.still.append(&mut self.left);
+        self.still.append(&mut state.waiting); // freed meanwhile
+        state.waiting = std::mem::take(&mut self.still);
     }
 }
 
@@ -335,22 +400,27 @@ impl State {
         self.counts.leave(place, backing.device().ordinal(), backing.kind(), backing.bytes());
     }
 
-    /// Memory that nobody uses any more: into the cache if it is page-locked. Returns what is to be given back.
-    fn done(&mut self, backing: Backing, limit: usize) -> Vec<Backing> {
+    fn shift(&mut self, from: Place, to: Place, backing: &Backing) {
+        self.leave(from, backing);
+        self.enter(to, backing);
+    }
+
+    /// Waiting memory that nobody uses any more: into the cache if it is page-locked. Returns what is to be given back,
+    /// and where it counts.
+    fn done(&mut self, backing: Backing, limit: usize) -> (Place, Vec<Backing>) {
         if backing.kind() == MemoryKind::Device || backing.bytes() > limit {
-            return vec![backing];
+            return (Place::Waiting, vec![backing]);
         }
-        self.enter(Place::Cached, &backing);
+        self.shift(Place::Waiting, Place::Cached, &backing);
         self.cached.push_back(backing);
         let mut over = Vec::new();
         let mut held: usize = self.cached.iter().map(Backing::bytes).sum();
         while held > limit {
             let Some(oldest) = self.cached.pop_front() else { break };
             held -= oldest.bytes();
-            self.leave(Place::Cached, &oldest);
             over.push(oldest);
         }
-        over
+        (Place::Cached, over)
     }
 
     /// The block in the cache that has just the pages for `bytes`, the one freed last.
@@ -374,7 +444,10 @@ impl Drop for Shared {
     /// that stays for the rest of the process (invariant 3).
     fn drop(&mut self) {
         if self.is_inherited() {
-            return; // the memory's own drops call no CUDA here
+            // At the fork another thread of the parent may have been at work in it: it is left as it lies.
+            let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::take(state));
+            return;
         }
         self.collect();
         let mut state = self.state();
@@ -382,10 +455,26 @@ impl Drop for Shared {
         let (waiting, captured) = (std::mem::take(&mut state.waiting), std::mem::take(&mut state.captured));
         let quarantined = std::mem::take(&mut state.quarantined);
         let held = state.counts.statistics(None);
+        drop(state);
         let bytes = held.page_locked.held_bytes() - held.page_locked.cached_bytes + held.device.held_bytes();
         if bytes > 0 {
             tracing::warn!(bytes, "a mapped allocator was dropped before what it had allocated, which is kept");
         }
         std::mem::forget((live, waiting, captured, quarantined));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_small_allocations_are_checked_against_the_budget_as_a_large_one_is() {
+        let shared = Shared::new(CudaSearch::new());
+        assert!(shared.is_checked(BUDGET_BYTES));
+        let small = BUDGET_BYTES / 2;
+        let unchecked = (0..).take_while(|_| !shared.is_checked(small)).count();
+        assert_eq!((unchecked + 1) * small, UNCHECKED_BYTES);
+        assert!(shared.is_checked(1), "until one has passed");
     }
 }

@@ -69,6 +69,11 @@ impl PinnedBlock {
         self.bytes
     }
 
+    /// Whether CUDA still says so, of both ends.
+    pub(crate) fn is_page_locked(&self) -> bool {
+        self.held.verify(&PinWatch::new(None)).is_ok()
+    }
+
     /// The mark of the process that made it.
     pub(crate) fn stamp(&self) -> ForkStamp {
         self.held.stamp()

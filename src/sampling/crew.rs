@@ -6,7 +6,7 @@
 use crate::gather::Tables;
 use crate::intake::IntakeGate;
 use crate::select::Selected;
-use crate::store::{Scratch, Store, Target};
+use crate::store::{Mixed, Scratch, Store, Target};
 use crate::sync::{lock, panic_text};
 use std::fmt;
 use std::ops::Range;
@@ -50,10 +50,14 @@ impl fmt::Debug for Work {
 
 /// A batch to fill.
 struct Job {
+    /// The store that the items are of, and if it is the second one what its samples are in these batches.
     store: Arc<Store>,
+    mixed: Option<Arc<Mixed>>,
     gate: Arc<IntakeGate>,
     items: Vec<Selected>,
     slot: u32,
+    /// The first of the rows, which are of the second store's only behind others.
+    first_row: usize,
     /// Where the table of records is and how many numbers a row of it has, if a device gathers.
     table: Option<(usize, usize)>,
     block: usize,
@@ -100,14 +104,15 @@ impl Job {
             #[allow(unsafe_code)]
             unsafe {
                 let item = &self.items[row];
-                let record = match self.table {
-                    None => self.store.fill_row(item, row, target, scratch),
-                    Some((at, stride)) => {
+                let record = match (self.table, &self.mixed) {
+                    (None, None) => self.store.fill_row(item, row, target, scratch),
+                    (None, Some(mixed)) => mixed.fill_row(item, self.first_row + row, target, scratch),
+                    (Some((at, stride)), _) => {
                         let numbers = target.numbers(at, row, stride);
                         self.store.plan_row(item, row, target, scratch, numbers)
                     }
                 };
-                self.gate.slots.set_record(self.slot, row, record);
+                self.gate.slots.set_record(self.slot, self.first_row + row, record);
             }
         }
     }
@@ -137,17 +142,55 @@ impl Crew {
         };
         let alone = self.helpers == 0 || !worth_help;
         let block = if alone { rows } else { block };
-        let job = Arc::new(Job {
-            store: store.clone(),
+        self.fill_with(
+            Job {
+                store: store.clone(),
+                mixed: None,
+                gate: gate.clone(),
+                items,
+                slot,
+                first_row: 0,
+                table: tables.map(|tables| (tables.at, tables.stride)),
+                block,
+                next: AtomicUsize::new(0),
+                filled: AtomicUsize::new(0),
+                failed: Mutex::default(),
+            },
+            alone,
+            scratch,
+        )
+    }
+
+    /// As [`fill`](Crew::fill), for rows of a second store behind the first `first_row`.
+    pub(crate) fn fill_mixed(
+        &self,
+        mixed: &Arc<Mixed>,
+        gate: &Arc<IntakeGate>,
+        items: Vec<Selected>,
+        (slot, first_row): (u32, usize),
+        scratch: &mut Scratch,
+    ) {
+        let (rows, bytes) = (items.len(), gate.layout.slot_bytes / gate.layout.rows * items.len());
+        let alone = self.helpers == 0 || bytes < WORTH_HELP;
+        let job = Job {
+            store: mixed.store.clone(),
+            mixed: Some(mixed.clone()),
             gate: gate.clone(),
             items,
             slot,
-            table: tables.map(|tables| (tables.at, tables.stride)),
-            block,
+            first_row,
+            table: None,
+            block: if alone { rows } else { (rows * BLOCK / bytes).max(1) },
             next: AtomicUsize::new(0),
             filled: AtomicUsize::new(0),
             failed: Mutex::default(),
-        });
+        };
+        self.fill_with(job, alone, scratch);
+    }
+
+    fn fill_with(&self, job: Job, alone: bool, scratch: &mut Scratch) -> Vec<Selected> {
+        let rows = job.items.len();
+        let job = Arc::new(job);
         if !alone {
             let mut work = lock(&self.state);
             work.job = Some(job.clone());

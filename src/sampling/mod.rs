@@ -9,9 +9,9 @@ mod crew;
 
 pub(crate) use crew::Crew;
 
-use crate::intake::IntakeGate;
+use crate::intake::{Credit, IntakeGate, Lease};
 use crate::select::{Pass, Selected};
-use crate::store::{NoItems, Scratch, Store};
+use crate::store::{Mixed, NoItems, Scratch, Store, Wanted};
 use std::sync::Arc;
 
 /// A stream of batches from one store.
@@ -33,8 +33,9 @@ impl Stream {
     /// If the sampler breaks its contract.
     pub(crate) fn run(&self) {
         let (mut items, mut scratch) = (Vec::with_capacity(self.gate.layout.rows), Scratch::default());
+        let mut carried = 0.0;
         loop {
-            match self.round(items, &mut scratch) {
+            match self.round(items, &mut carried, &mut scratch) {
                 Ok(list) => items = list,
                 Err(NoItems::Closed(_)) => return,
                 Err(NoItems::Ended) => return self.gate.end_sampling(),
@@ -43,9 +44,13 @@ impl Stream {
     }
 
     /// One batch. `items` is a list to use again.
-    fn round(&self, items: Vec<Selected>, scratch: &mut Scratch) -> Result<Vec<Selected>, NoItems> {
+    fn round(&self, items: Vec<Selected>, carried: &mut f64, scratch: &mut Scratch) -> Result<Vec<Selected>, NoItems> {
         let (lease, credit) = self.gate.free_slot().map_err(NoItems::Closed)?;
-        let mut selection = self.store.select(items)?;
+        if let Some(mixed) = self.gate.mixed.clone() {
+            return self.mixed_round(items, (lease, credit), &mixed, carried, scratch);
+        }
+        let all = Wanted { rows: self.gate.layout.rows, spare: false, mixed: false };
+        let (mut selection, _) = self.store.select(items, || all)?;
         let (rows, begun, pass) = (selection.items.len(), selection.begun, selection.pass);
         let chosen = std::mem::take(&mut selection.items);
         // A device gathers full batches alone: the places of others in a column would be those of another layout.
@@ -68,6 +73,48 @@ impl Stream {
         let (items, counts) = self.store.finish(selection, rows);
         if counts {
             self.gate.deliver((lease, credit), None, rows, begun, pass == Pass::Ended);
+        }
+        Ok(items)
+    }
+
+    /// One batch with rows of a second store behind its own.
+    fn mixed_round(
+        &self,
+        items: Vec<Selected>,
+        (lease, credit): (Lease, Option<Credit>),
+        mixed: &Arc<Mixed>,
+        carried: &mut f64,
+        scratch: &mut Scratch,
+    ) -> Result<Vec<Selected>, NoItems> {
+        let rows = self.gate.layout.rows;
+        let share = mixed.share(carried);
+        let wanted = || {
+            let spare = mixed.has_items();
+            Wanted { rows: if spare { rows - share } else { rows }, spare, mixed: true }
+        };
+        let (mut selection, wanted) = self.store.select(items, wanted)?;
+        let (own, begun, pass) = (selection.items.len(), selection.begun, selection.pass);
+        // What was reserved beside the own rows, which are all of them where the own store is empty.
+        let reserved = if own == 0 { rows } else { rows - wanted.rows };
+        let other = mixed.select(reserved);
+        let chosen = std::mem::take(&mut selection.items);
+        selection.items = self.crew.fill(&self.store, &self.gate, chosen, (lease.slot, None), scratch);
+        let mut total = own;
+        if let Some(mut other) = other {
+            let chosen = std::mem::take(&mut other.items);
+            total += chosen.len();
+            self.crew.fill_mixed(mixed, &self.gate, chosen, (lease.slot, own), scratch);
+            mixed.finish(other);
+        }
+        self.store.give_back(own + reserved - total);
+        // SAFETY: as in `round`.
+        #[allow(unsafe_code)]
+        unsafe {
+            self.gate.slots.close_ranks(lease.slot, total)
+        };
+        let (items, counts) = self.store.finish(selection, total);
+        if counts && total > 0 {
+            self.gate.deliver((lease, credit), None, total, begun, pass == Pass::Ended);
         }
         Ok(items)
     }

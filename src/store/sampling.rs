@@ -12,7 +12,7 @@ use crate::slots::{RowKey, RowRecord};
 use crate::sync::lock;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Why nothing was selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,24 +56,45 @@ pub(crate) struct Selection {
     pub(crate) items: Vec<Selected>,
     pub(crate) pass: Pass,
     pub(crate) begun: Instant,
-    clears: u64,
-    issued: Issued,
+    pub(super) clears: u64,
+    pub(super) issued: Issued,
     /// Keeps the mapping (invariant 7).
-    ring: Arc<Ring>,
+    pub(super) ring: Arc<Ring>,
 }
+
+/// What a batch is to have of a store.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    /// Rows; the batch's others are a second store's.
+    pub(crate) rows: usize,
+    /// The batch is wanted all the same if this store is empty: the second one has rows for it.
+    pub(crate) spare: bool,
+    /// That may come to be so without a word.
+    pub(crate) mixed: bool,
+}
+
+/// How often it is looked whether a second store has rows for a batch, while the first is empty.
+const LOOK: Duration = Duration::from_millis(5);
 
 impl Store {
     /// Chooses the rows of a batch; waits until the store and the pace allow it. The caller owns where they go.
-    pub(crate) fn select(&self, mut items: Vec<Selected>) -> Result<Selection, NoItems> {
+    ///
+    /// All rows of the batch are reserved of the pace, but for those of the store's share that the sampler did not choose.
+    pub(crate) fn select(
+        &self,
+        mut items: Vec<Selected>,
+        wanted: impl Fn() -> Wanted,
+    ) -> Result<(Selection, Wanted), NoItems> {
         let mut refused = false;
         loop {
-            self.wait_for_items(refused)?;
+            let wanted = self.wait_for_items(refused, &wanted)?;
             // Priority updates and changes are told first, so that they count for this selection.
             let mut selector = lock(&self.selector);
             let mut state = lock(&self.state);
-            let Some(ring) = state.ring.clone().filter(|_| self.may_select(&state)) else { continue };
+            let Some(ring) = state.ring.clone().filter(|_| self.may_select(&state, wanted.spare)) else { continue };
             let (issued, clears, ended) = (state.book.issue(), state.clears, state.ended);
-            let whole = self.layout.rows.min(state.book.items());
+            let (rows, whole) = (wanted.rows, wanted.rows.min(state.book.items()));
+            let nothing = rows == 0 || (wanted.spare && whole == 0);
             let changes = std::mem::take(&mut state.book.changes);
             state.pacer.reserve(self.layout.rows as u64);
             drop(state);
@@ -83,14 +104,19 @@ impl Store {
             items.clear();
             // A sampler that uses items up waits until it has a whole batch of them.
             let uses_up = selector.sampler.most_times().is_some() && !ended;
-            if !uses_up || selector.sampler.selectable() >= whole {
-                pass = selector.select(self.layout.rows, &mut items);
+            if !nothing && (!uses_up || selector.sampler.selectable() >= whole) {
+                pass = selector.select(rows, &mut items);
             }
             drop(selector);
             let mut state = lock(&self.state);
-            state.pacer.give_back((self.layout.rows - items.len()) as u64);
-            if !items.is_empty() {
-                return Ok(Selection { items, pass, begun, clears, issued, ring });
+            let missing = match (nothing, items.is_empty()) {
+                (true, _) => 0,
+                (false, true) => self.layout.rows,
+                (false, false) => rows - items.len(),
+            };
+            state.pacer.give_back(missing as u64);
+            if nothing || !items.is_empty() {
+                return Ok((Selection { items, pass, begun, clears, issued, ring }, wanted));
             }
             state.book.finish(issued);
             if state.ended {
@@ -101,7 +127,7 @@ impl Store {
     }
 
     /// Who waits for what, if no batch may be selected now.
-    fn waits_for(&self, state: &State) -> Option<PaceWait> {
+    fn waits_for(&self, state: &State, spare: bool) -> Option<PaceWait> {
         let items = state.book.items();
         let least = if state.ended { 1 } else { self.least_items };
         let pace = state.pacer.select_waits(self.layout.rows as u64, items as u64);
@@ -109,41 +135,43 @@ impl Store {
             return Some(PaceWait::ForMinSize { have: 0, need: least as u64 });
         }
         let few = PaceWait::ForMinSize { have: items as u64, need: least as u64 };
-        pace.or((items < least).then_some(few))
+        pace.or((items < least && !(spare && items == 0)).then_some(few))
     }
 
     /// In strict order a batch is selected from whole steps: those that end an episode are samples with its final
     /// observation, which the same commit brings.
-    fn may_select(&self, state: &State) -> bool {
-        self.waits_for(state).is_none() && (state.finals_due == 0 || !state.pacer.is_strict())
+    fn may_select(&self, state: &State, spare: bool) -> bool {
+        self.waits_for(state, spare).is_none() && (state.finals_due == 0 || !state.pacer.is_strict())
     }
 
-    /// Whether there are fewer samples than any batch may be selected from.
+    /// Whether there are fewer samples than a batch of this store alone may be selected from.
     pub(super) fn has_too_few(&self, state: &State) -> bool {
-        matches!(self.waits_for(state), Some(PaceWait::ForMinSize { .. }))
+        matches!(self.waits_for(state, false), Some(PaceWait::ForMinSize { .. }))
     }
 
     /// Why the learner has no batch, if it is the store that holds it up.
     pub(crate) fn learner_waits_for(&self) -> Option<PaceWait> {
-        self.waits_for(&lock(&self.state))
+        self.waits_for(&lock(&self.state), false)
     }
 
     /// `refused`: the sampler has nothing to offer until something changes.
-    fn wait_for_items(&self, refused: bool) -> Result<(), NoItems> {
-        let mut state = lock(&self.state);
+    fn wait_for_items(&self, refused: bool, wanted: &dyn Fn() -> Wanted) -> Result<Wanted, NoItems> {
         loop {
+            let wanted = wanted(); // asked without the lock: it may look at another store
+            let mut state = lock(&self.state);
             if let Some(closed) = &state.closed {
                 return Err(NoItems::Closed(closed.clone()));
             }
             let nothing_new = refused && state.book.changes.is_empty() && !state.ended;
-            if !nothing_new && self.may_select(&state) {
-                return Ok(());
+            if !nothing_new && self.may_select(&state, wanted.spare) {
+                return Ok(wanted);
             }
             if state.ended && !state.loading {
                 return Err(NoItems::Ended);
             }
             state.sampling_waits = true;
-            state = wait(&self.for_sampling, state, None);
+            let look = (wanted.mixed && state.book.items() == 0).then_some(LOOK);
+            state = wait(&self.for_sampling, state, look);
             state.sampling_waits = false;
         }
     }
@@ -200,9 +228,9 @@ impl Store {
         self.record_of(record, &known)
     }
 
-    fn record_of(&self, record: u32, known: &Row) -> RowRecord {
+    pub(super) fn record_of(&self, record: u32, known: &Row) -> RowRecord {
         let Meta { lane, step: first_step, version, .. } = known.first;
-        let key = RowKey { record, generation: self.records.generation(record) };
+        let key = RowKey { record, generation: self.records.generation(record), mixed: false };
         RowRecord { lane, length: known.length, first_step, version, key }
     }
 
@@ -236,7 +264,7 @@ impl Store {
         counts
     }
 
-    fn end_gather(&self, issued: Issued) {
+    pub(super) fn end_gather(&self, issued: Issued) {
         let mut state = lock(&self.state);
         state.book.finish(issued);
         let waiting = state.writers_waiting > 0;
@@ -289,7 +317,7 @@ impl Store {
         keys.map(live).collect()
     }
 
-    fn is_live(&self, state: &State, RowKey { record, generation }: RowKey) -> bool {
+    fn is_live(&self, state: &State, RowKey { record, generation, .. }: RowKey) -> bool {
         // A key of another feed may name a record that this store does not have.
         state.book.has(record) && state.book.is_item(record) && self.records.generation(record) == generation
     }

@@ -177,9 +177,31 @@ impl State {
             event.stream = key;
             event.recorded += 1;
             let turn = event.recorded;
+            self.queue_behind_blocking(key);
             self.queue(key, Queued { op: Op::Record { event: handle, turn }, at: Instant::now() });
         }
         Ok(())
+    }
+
+    /// What is queued in a device's legacy default stream runs behind what its blocking streams have, those of threads
+    /// included; the fake keeps that rule for events.
+    fn queue_behind_blocking(&mut self, key: usize) {
+        let legacy = &self.streams[&key];
+        if legacy.default != Some(Default::Legacy) {
+            return;
+        }
+        let (device, epoch) = (legacy.device, legacy.epoch);
+        let busy = |(&other, s): (&usize, &Stream)| {
+            let blocking = s.device == device && s.epoch == epoch && s.flags & NON_BLOCKING == 0 && other != key;
+            (blocking && !s.ops.is_empty()).then_some(other)
+        };
+        for other in self.streams.iter().filter_map(busy).collect::<Vec<_>>() {
+            let event = self.create_event(device, 0);
+            let mark = self.events.get_mut(&event).expect("just made");
+            (mark.destroyed, mark.stream, mark.recorded) = (true, other, 1);
+            self.queue(other, Queued { op: Op::Record { event, turn: 1 }, at: Instant::now() });
+            self.queue(key, Queued { op: Op::Wait { event, turn: 1 }, at: Instant::now() });
+        }
     }
 
     pub fn wait(&mut self, stream: usize, handle: usize) -> Answer {

@@ -87,8 +87,8 @@ void pinned_print_errors(int enabled);
 size_t pinned_release(uint32_t patience_ms);
 /* The same with ten seconds of patience: for a framework that calls a function without arguments. */
 void pinned_release_patiently(void);
-/* Gives back what was freed in streams while they were captured: only when those graphs are destroyed and no launch of
- * them is running. Returns its bytes. */
+/* Gives back what was freed in streams while they were captured: only when those graphs are destroyed, no launch of them is
+ * running, and what was queued in those streams before the capture has completed. Returns its bytes. */
 size_t pinned_release_captured(void);
 /* How many bytes of freed page-locked memory are kept for reuse; 1 GiB at first, 0 is none. */
 void pinned_set_cache_limit(size_t bytes);

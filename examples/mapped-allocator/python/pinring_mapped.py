@@ -137,7 +137,8 @@ def release(patience=10.0):
 
 
 def release_captured():
-    """Gives back what was freed while its stream was captured. The graphs must be destroyed and no launch running."""
+    """Gives back what was freed while its stream was captured. The graphs must be destroyed, no launch of them running, and
+    what was queued before the captures done (torch.cuda.synchronize() sees to both)."""
     return _release_captured()
 
 
@@ -208,4 +209,4 @@ class Pool:
 
         with self:
             # `to` keeps a tensor that is on the device already, and so would leave it where it is.
-            return module._apply(lambda t: torch.empty_like(t, device="cuda").copy_(t))
+            return module._apply(lambda t: torch.empty_like(t, device=t.device if t.is_cuda else "cuda").copy_(t))

@@ -2,6 +2,10 @@
 //! the allocator and the user shows neither null's reason nor a refused free.
 
 use std::cell::RefCell;
+use std::fs::File;
+use std::io::Write;
+use std::mem::ManuallyDrop;
+use std::os::fd::FromRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -19,9 +23,7 @@ thread_local! {
 /// Keeps the text of a failure, and prints it.
 pub(crate) fn failed(text: &str) {
     if PRINTS.load(Ordering::Relaxed) {
-        // Not `eprintln!`, which panics where there is no standard error.
-        use std::io::Write;
-        let _ = writeln!(std::io::stderr(), "pinring: {text}");
+        print(text);
     }
     // A thread that is ending has no slot of its own any more.
     let _ = OWN.try_with(|own| text.clone_into(&mut own.borrow_mut()));
@@ -29,6 +31,14 @@ pub(crate) fn failed(text: &str) {
     if let Ok(mut newest) = NEWEST.try_lock() {
         text.clone_into(&mut newest);
     }
+}
+
+/// One write to the standard error, if there is one. Not through `std::io::stderr`: a child that was forked while another
+/// thread held its lock must not wait.
+fn print(text: &str) {
+    // SAFETY: the descriptor is used for one write and never closed by this, since the file is not dropped.
+    let mut standard_error = ManuallyDrop::new(unsafe { File::from_raw_fd(2) });
+    let _ = standard_error.write_all(format!("pinring: {text}\n").as_bytes());
 }
 
 /// The newest failure of this thread; of the process, if this thread had none.

@@ -17,8 +17,15 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 static ALLOCATOR: OnceLock<MappedAllocator> = OnceLock::new();
-/// Where CUDA is looked for, if that was said before the allocator was made.
-static SEARCH: Mutex<Option<CudaSearch>> = Mutex::new(None);
+/// Where CUDA is looked for.
+static SEARCH: Mutex<Search> = Mutex::new(Search::Unnamed);
+
+enum Search {
+    Unnamed,
+    Named(CudaSearch),
+    /// The allocator is made from what was named, or is being made: it is too late.
+    Used,
+}
 /// A mode that was set before; an atomic, so that asking takes no lock.
 static PINNED_MODE: AtomicBool = AtomicBool::new(false);
 
@@ -29,8 +36,11 @@ thread_local! {
 
 fn allocator() -> &'static MappedAllocator {
     ALLOCATOR.get_or_init(|| {
-        let search = SEARCH.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        MappedAllocator::with_search(search.unwrap_or_default())
+        let mut search = SEARCH.lock().unwrap_or_else(PoisonError::into_inner);
+        MappedAllocator::with_search(match std::mem::replace(&mut *search, Search::Used) {
+            Search::Named(search) => search,
+            Search::Unnamed | Search::Used => CudaSearch::new(),
+        })
     })
 }
 
@@ -276,7 +286,8 @@ pub extern "C" fn pinned_release_patiently() {
 /// Gives back what was freed in streams while they were captured. Returns its bytes.
 ///
 /// # Safety
-/// Those graphs are destroyed, and no launch of them is running.
+/// Those graphs are destroyed, no launch of them is running, and what was queued in those streams before the capture has
+/// completed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinned_release_captured() -> usize {
     // SAFETY: the caller's promise.
@@ -305,7 +316,8 @@ pub unsafe extern "C" fn pinned_use_libraries(runtime: *const c_char, driver: *c
     let path = |pointer: *const c_char| (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) });
     guarded(-1, || {
         let mut search = SEARCH.lock().unwrap_or_else(PoisonError::into_inner);
-        if ALLOCATOR.get().is_some() {
+        if matches!(*search, Search::Used) {
+            drop(search);
             failed("the CUDA libraries cannot be named any more: the allocator is in use; do it before anything else");
             return -1;
         }
@@ -316,7 +328,7 @@ pub unsafe extern "C" fn pinned_use_libraries(runtime: *const c_char, driver: *c
         if let Some(driver) = path(driver) {
             named = named.driver(OsStr::from_bytes(driver.to_bytes()));
         }
-        *search = Some(named);
+        *search = Search::Named(named);
         0
     })
 }

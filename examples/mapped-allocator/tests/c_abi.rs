@@ -13,6 +13,7 @@ use life::{alone, rings};
 use std::ffi::{CString, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// `cudaStreamNonBlocking`.
 const NON_BLOCKING: u32 = 1;
@@ -330,6 +331,52 @@ alone! {
         api.release(0); // "shut down", with live blocks
         assert_eq!((api.counts().0.live, fake.live_registrations().len()), (3, 3));
         LEFT.set((api, blocks)).ok().expect("set once");
+    }
+}
+
+alone! {
+    /// A DataLoader's worker: forked while other threads of the parent are in the library, their failures half told.
+    fn a_forked_child_waits_for_no_thread_of_its_parent() {
+        unsafe extern "C" {
+            fn fork() -> c_int;
+            fn waitpid(pid: c_int, status: *mut c_int, options: c_int) -> c_int;
+            fn _exit(code: c_int) -> !;
+            fn alarm(seconds: u32) -> u32;
+        }
+        let fake = fake("fork", 1);
+        let api = Api::open(&fake);
+        let block = api.pool_malloc(4096, 0);
+        assert_ne!(block, 0, "{}", api.last_error());
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        api.free(0xdead_0000, 0); // a failure, which is printed
+                    }
+                });
+            }
+            for _ in 0..50 {
+                // SAFETY: the child calls the library alone, which is what is tested, and ends.
+                unsafe {
+                    let pid = fork();
+                    assert!(pid >= 0, "fork");
+                    if pid == 0 {
+                        alarm(60); // a child that waits is killed by it
+                        api.free(block, 0);
+                        let ok = api.malloc(4096, 0) == 0 && api.host_ptr_of(block) == 0 && api.counts().0.live == 0;
+                        _exit(i32::from(!ok));
+                    }
+                    let mut status = 0;
+                    assert_eq!((waitpid(pid, &mut status, 0), status), (pid, 0), "in the child");
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        api.free(block, 0);
+        fake.run_all();
+        assert_eq!(api.release(10_000), 0);
+        assert_nothing_is_left(&fake, &api);
     }
 }
 

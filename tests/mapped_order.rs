@@ -1,0 +1,187 @@
+//! The mapped allocator: freed memory is nobody's before every stream that uses it has done with it, and is missed by
+//! nobody while it is given back.
+#![cfg(all(feature = "mapped-allocator", target_os = "linux"))]
+#![allow(unsafe_code)]
+
+mod common;
+#[path = "common/life.rs"]
+mod life;
+#[path = "common/mapped.rs"]
+mod mapped;
+
+use common::fake::Hazards;
+use life::alone;
+use mapped::{MIB, NON_BLOCKING, PATIENCE, assert_nothing_is_left, fake, fake_with, free, release};
+use pinring::FreeError;
+use pinring::MemoryKind::{Device, PageLocked};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// A thread's own default stream.
+const PER_THREAD: usize = 2;
+
+alone! {
+    fn a_threads_own_default_stream_is_waited_for_wherever_the_memory_is_freed() {
+        let (fake, allocator) = fake_with("per-thread", 2);
+        let target = fake.user_memory(64);
+        let memory = allocator.page_locked(4096, 0).unwrap();
+        assert_eq!(fake.user_copy_in(target, memory.host_ptr().as_ptr(), 64, PER_THREAD), 0);
+        // SAFETY: this thread's default stream lives as long as the thread.
+        unsafe { memory.used_on(PER_THREAD) };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                drop(memory); // on a thread where the name is another stream's
+                fake.run(1);
+                fake.run(PER_THREAD);
+                assert_eq!(allocator.release_cached(Duration::ZERO), 4096, "the copy has not run");
+            });
+        });
+        fake.run(PER_THREAD);
+        fake.run(1);
+        assert_eq!(allocator.release_cached(PATIENCE), 0);
+        assert_eq!(fake.hazards(), Hazards::default());
+        fake.free_user_memory(target);
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    fn what_a_graph_gives_back_waits_for_the_other_streams_that_use_it() {
+        let (fake, allocator) = fake("captured-and-used");
+        let (captured, other) = (fake.user_stream(NON_BLOCKING), fake.user_stream(NON_BLOCKING));
+        let target = fake.user_memory(64);
+        for kind in [PageLocked, Device] {
+            let block = allocator.allocate(kind, 4096, 0).unwrap();
+            // SAFETY: the streams live as long as the test.
+            unsafe { allocator.record_stream(block, other) };
+            match allocator.host_ptr_of(block) {
+                Some(host) => assert_eq!(fake.user_copy_in(target, host.as_ptr(), 64, other), 0),
+                None => assert_eq!(fake.user_copy_in(block, [1_u8; 64].as_ptr(), 64, other), 0),
+            }
+            fake.begin_capture(captured, 0);
+            free(&allocator, block, captured).unwrap();
+            assert!(fake.end_capture(captured));
+            // SAFETY: the fake keeps no graphs.
+            assert_eq!(unsafe { allocator.release_captured() }, 4096);
+            assert_eq!(allocator.release_cached(Duration::ZERO), 4096, "{kind:?}: the copy has not run");
+            fake.run(other);
+            assert_eq!(allocator.release_cached(PATIENCE), 0);
+        }
+        assert_eq!(fake.hazards(), Hazards::default());
+        fake.free_user_memory(target);
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    /// A thread is giving memory back, which takes a while; another finds none meanwhile, and has it a moment later.
+    fn an_allocation_waits_for_memory_that_another_thread_is_giving_back() {
+        let (fake, allocator) = fake("on-its-way");
+        let stream = fake.user_stream(NON_BLOCKING);
+        fake.auto_run(true);
+        fake.cap(u64::MAX, 8 * MIB as u64);
+        // By a call, by the limit of the cache, and by a free that no stream holds up.
+        for way in 0..3 {
+            allocator.set_cache_limit(if way == 0 { 1 << 30 } else { 0 });
+            let memory = allocator.page_locked(6 * MIB, 0).unwrap();
+            let before = fake.calls_of("cudaHostUnregister").len();
+            fake.sleep("cudaHostUnregister", 300);
+            let taken = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    if way == 1 {
+                        // SAFETY: the stream lives, and nothing uses the memory.
+                        unsafe { memory.used_on(stream) }
+                    }
+                    drop(memory);
+                    allocator.release_cached(PATIENCE);
+                });
+                while fake.calls_of("cudaHostUnregister").len() == before {
+                    std::thread::yield_now();
+                }
+                let held = allocator.statistics(None).page_locked.held_bytes();
+                let given_back = fake.live_registrations().is_empty();
+                assert!(given_back || held == 6 * MIB, "way {way}: held until it is given back, not {held}");
+                allocator.allocate(PageLocked, 7 * MIB, 0)
+            });
+            fake.sleep("cudaHostUnregister", 0);
+            free(&allocator, taken.unwrap(), stream).unwrap();
+            assert_eq!(release(&fake, &allocator), 0);
+        }
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    /// What has no patience returns, whoever else waits for streams.
+    fn a_release_without_patience_waits_for_no_other_thread() {
+        let (fake, allocator) = fake("impatient");
+        let stream = fake.user_stream(NON_BLOCKING);
+        let block = allocator.allocate(PageLocked, 4096, 0).unwrap();
+        free(&allocator, block, stream).unwrap();
+        let waits = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                waits.store(true, Ordering::SeqCst);
+                assert_eq!(allocator.release_cached(Duration::from_secs(3600)), 0);
+            });
+            while !waits.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            // Before the stream has run: the watchdog would say so if this waited for the other thread.
+            assert_eq!(allocator.release_cached(Duration::ZERO), 4096);
+            fake.run(stream);
+        });
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    /// After a device reset no address of before is given out again, and nothing of a newer context is taken for done.
+    fn memory_that_a_device_reset_took_is_not_given_out_again() {
+        let (fake, allocator) = fake("reset-cache");
+        let stream = fake.user_stream(NON_BLOCKING);
+        let [cached, waiting] = [1, 2].map(|blocks| allocator.allocate(PageLocked, blocks * MIB, 0).unwrap());
+        free(&allocator, cached, stream).unwrap();
+        fake.run(stream);
+        assert_eq!(allocator.host_ptr_of(cached), None);
+        free(&allocator, waiting, stream).unwrap(); // and the first goes to the cache
+        assert_eq!(allocator.statistics(None).page_locked.cached_bytes, MIB);
+        fake.device_reset();
+        for blocks in [1, 2] {
+            let Ok(block) = allocator.allocate(PageLocked, blocks * MIB, 0) else { continue };
+            let host = allocator.host_ptr_of(block).unwrap().addr().get();
+            let is_registered = fake.live_registrations().iter().any(|registration| registration.start == host);
+            assert!(is_registered, "{blocks} MiB at 0x{host:x}: {:?}", fake.live_registrations());
+            // Its streams cannot be asked in the context that is gone: so it is not used again.
+            let refused = free(&allocator, block, 0);
+            assert!(matches!(refused, Err(FreeError::Unordered { .. })) || refused.is_ok(), "{refused:?}");
+            let waits = allocator.statistics(None).page_locked;
+            assert_eq!(waits.cached_bytes, 0, "{waits:?}");
+        }
+    }
+}
+
+alone! {
+    /// Memory that somebody else freed: the driver gives the address out again, and that is a new allocation.
+    fn an_address_that_comes_again_is_the_new_allocations() {
+        let (fake, allocator) = fake("came-again");
+        let stream = fake.user_stream(NON_BLOCKING);
+        for _ in 0..100 {
+            let old = allocator.allocate(Device, 4096, 0).unwrap();
+            fake.free_user_memory(old);
+            let new = allocator.allocate(Device, 4096, 0).unwrap();
+            let live = fake.live_allocations();
+            assert!(live.iter().any(|allocation| allocation.address == new), "0x{new:x} in {live:?}");
+            free(&allocator, new, stream).unwrap();
+            fake.run(stream);
+            allocator.release_cached(PATIENCE);
+            if old == new {
+                let counts = allocator.statistics(None).device;
+                assert_eq!(counts.held_bytes() - counts.live_bytes, 4096, "kept: {counts:?}");
+                return;
+            }
+        }
+        panic!("no address came again");
+    }
+}

@@ -1,0 +1,214 @@
+//! Batches with rows of a second store: how many, which, in what order, with whose priorities, and what becomes of them
+//! when either store is empty, cleared or gone.
+
+mod common;
+
+use common::Watchdog;
+use pinring::*;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const ROWS: usize = 8;
+
+/// Observations that count up: of demonstrations from 1,000,000 on.
+struct Kind {
+    obs: Leaf<i64>,
+    now: Column<i64>,
+    next: Column<i64>,
+    weight: Column<f32>,
+    sample: Sample,
+}
+
+const DEMOS: i64 = 1_000_000;
+
+impl Kind {
+    fn new() -> Kind {
+        let mut step = Step::new();
+        let obs = step.observation::<i64>("obs", &[]);
+        let mut sample = Sample::transition(step, 1, 0.9);
+        let (now, next, weight) = (sample.at(obs, 0), sample.next(obs), sample.weight());
+        Kind { obs, now, next, weight, sample }
+    }
+
+    fn builder(&self, rows: usize) -> FeedBuilder {
+        let builder = Feed::builder(self.sample.clone()).batch(rows).buffers(1).lanes(1).seed(2);
+        builder.replay(100, Prioritized::new(1.0, 1.0))
+    }
+
+    fn write(&self, writer: &mut Writer, ids: std::ops::Range<i64>) {
+        for id in ids {
+            let mut s = writer.step().unwrap();
+            s.put(self.obs, &[id]).unwrap();
+            s.commit().unwrap();
+        }
+    }
+
+    /// Rows of a batch that are demonstrations: the last ones, and whole.
+    fn check(&self, batch: &Batch) -> usize {
+        assert_eq!(batch.rows(), ROWS);
+        let (now, next) = (batch.slice(self.now), batch.slice(self.next));
+        let own = ROWS - batch.rows_mixed();
+        for row in 0..ROWS {
+            assert_eq!(now[row] >= DEMOS, row >= own, "row {row} of {now:?}, {own} of them own");
+            assert_eq!(next[row], now[row] + 1);
+            assert!(batch.slice(self.weight)[row] > 0.0);
+        }
+        for (row, step) in batch.first_steps().enumerate() {
+            assert_eq!(now[row] % DEMOS, step as i64);
+        }
+        ROWS - own
+    }
+}
+
+/// Two kinds that are declared alike, and their feeds: the second with 50 demonstrations.
+fn feeds(fraction: f64, pace: Option<Pace>) -> (Kind, Feed, Writer, Kind, Feed, Writer) {
+    let (demo_kind, kind) = (Kind::new(), Kind::new());
+    let demos = demo_kind.builder(1).start().unwrap();
+    let mut demo_writer = demos.writer(1).unwrap();
+    demo_kind.write(&mut demo_writer, DEMOS..DEMOS + 51);
+    let builder = kind.builder(ROWS).mix(&demos, fraction);
+    let builder = if let Some(pace) = pace { builder.pace(pace) } else { builder };
+    let feed = builder.start().unwrap();
+    let writer = feed.writer(1).unwrap();
+    (kind, feed, writer, demo_kind, demos, demo_writer)
+}
+
+#[test]
+fn the_last_rows_are_the_second_stores_as_many_as_were_asked_for() {
+    let _watchdog = Watchdog::new("mixture", Duration::from_secs(60));
+    for (fraction, of_ten) in [(0.5, 40), (0.25, 20), (0.3, 24), (0.0, 0), (1.0, 80)] {
+        let (kind, feed, mut writer, _demo_kind, _demos, _demo_writer) = feeds(0.5, None);
+        let learner = feed.learner().unwrap();
+        kind.write(&mut writer, 0..60);
+        feed.set_fraction(fraction).unwrap();
+        for _ in 0..3 {
+            kind.check(&learner.next_batch().unwrap()); // selected before, or carrying a part
+        }
+        let taken: usize = (0..10).map(|_| kind.check(&learner.next_batch().unwrap())).sum();
+        assert!(taken.abs_diff(of_ten) <= 1, "{taken} of 80 rows at {fraction}");
+    }
+}
+
+#[test]
+fn an_empty_store_leaves_its_rows_to_the_other() {
+    let _watchdog = Watchdog::new("empty", Duration::from_secs(60));
+    // A pace counts the demonstrations' rows too: so many batches ahead, and no more without a step.
+    let pace = Pace::min_size(0).updates_per_step(1.0, 8.0);
+    let (kind, feed, _writer, _demo_kind, _demos, _demo_writer) = feeds(0.5, Some(pace));
+    let learner = feed.learner().unwrap();
+    (0..8).for_each(|_| assert_eq!(kind.check(&learner.next_batch().unwrap()), ROWS));
+    let waits = learner.next_timeout(Duration::from_millis(20)).unwrap_err();
+    assert!(matches!(waits, NextError::Pace(PaceWait::ForWriters { sampled: 64, .. })), "{waits:?}");
+    // Training begins on the demonstrations alone.
+    let (kind, feed, mut writer, _demo_kind, demos, _demo_writer) = feeds(0.5, Some(Pace::min_size(0)));
+    let learner = feed.learner().unwrap();
+    (0..6).for_each(|_| assert_eq!(kind.check(&learner.next_batch().unwrap()), ROWS));
+    kind.write(&mut writer, 0..20);
+    (0..2).for_each(|_| drop(learner.next_batch().unwrap()));
+    (0..6).for_each(|_| assert_eq!(kind.check(&learner.next_batch().unwrap()), ROWS / 2));
+    kind.write(&mut writer, 20..40);
+    // Without demonstrations batches are whole all the same.
+    demos.clear().unwrap();
+    (0..2).for_each(|_| drop(learner.next_batch().unwrap()));
+    (0..6).for_each(|_| assert_eq!(kind.check(&learner.next_batch().unwrap()), 0));
+    kind.write(&mut writer, 40..60);
+    demos.stop(Duration::from_secs(10)).unwrap();
+    (0..6).for_each(|_| assert_eq!(kind.check(&learner.next_batch().unwrap()), 0));
+}
+
+#[test]
+fn a_learner_that_waits_for_both_gets_what_comes_first() {
+    let _watchdog = Watchdog::new("late demonstrations", Duration::from_secs(60));
+    let (demo_kind, kind) = (Kind::new(), Kind::new());
+    let demos = demo_kind.builder(1).start().unwrap();
+    let feed = kind.builder(ROWS).mix(&demos, 0.5).pace(Pace::min_size(0)).start().unwrap();
+    let learner = feed.learner().unwrap();
+    assert!(learner.next_timeout(Duration::from_millis(20)).is_err());
+    let mut writer = demos.writer(1).unwrap();
+    demo_kind.write(&mut writer, DEMOS..DEMOS + 5);
+    assert_eq!(kind.check(&learner.next_batch().unwrap()), ROWS);
+}
+
+#[test]
+fn keys_tell_whose_priorities_they_are() {
+    let _watchdog = Watchdog::new("keys", Duration::from_secs(60));
+    let (kind, feed, mut writer, demo_kind, demos, mut demo_writer) = feeds(0.5, None);
+    let learner = feed.learner().unwrap();
+    kind.write(&mut writer, 0..60);
+    (0..2).for_each(|_| drop(learner.next_batch().unwrap()));
+    let batch = learner.next_batch().unwrap();
+    let (keys, now) = (batch.keys(), batch.slice(kind.now).to_vec());
+    let priorities: Vec<f32> =
+        now.iter().map(|&id| if id >= DEMOS { 7.0 } else { 3.0 } + (id % 50) as f32 / 64.0).collect();
+    let updated = learner.update_priorities(&keys, &priorities).unwrap();
+    assert_eq!((updated.applied, updated.stale), (ROWS, 0));
+    let peeked: Vec<f32> = feed.peek(&keys).unwrap().into_iter().map(Option::unwrap).collect();
+    assert_eq!(peeked, priorities);
+    drop(batch);
+    assert!(demos.peek(&keys).is_err(), "they are the feed's that mixed");
+    // The demonstrations are overwritten, the own steps are not.
+    demo_kind.write(&mut demo_writer, DEMOS + 51..DEMOS + 300);
+    let updated = learner.update_priorities(&keys, &priorities).unwrap();
+    assert_eq!((updated.applied, updated.stale), (ROWS / 2, ROWS / 2));
+    let peeked = feed.peek(&keys).unwrap();
+    assert_eq!(peeked.iter().map(Option::is_some).collect::<Vec<_>>(), [[true; 4], [false; 4]].concat());
+}
+
+#[test]
+fn both_stores_are_written_meanwhile() {
+    let _watchdog = Watchdog::new("both are written", Duration::from_secs(100));
+    let (kind, feed, mut writer, demo_kind, _demos, mut demo_writer) = feeds(0.5, None);
+    let (learner, over) = (feed.learner().unwrap(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let kind = &kind;
+        let writing = [
+            scope.spawn({
+                let over = &over;
+                move || {
+                    (0..)
+                        .take_while(|_| !over.load(Ordering::Relaxed))
+                        .for_each(|id| kind.write(&mut writer, id..id + 1))
+                }
+            }),
+            scope.spawn({
+                let over = &over;
+                move || {
+                    let ids = (DEMOS + 51..).take_while(|_| !over.load(Ordering::Relaxed));
+                    ids.for_each(|id| demo_kind.write(&mut demo_writer, id..id + 1));
+                }
+            }),
+        ];
+        for _ in 0..2000 {
+            kind.check(&learner.next_batch().unwrap());
+        }
+        over.store(true, Ordering::Relaxed);
+        writing.into_iter().for_each(|writing| writing.join().unwrap());
+    });
+}
+
+#[test]
+fn what_cannot_be_mixed_is_refused() {
+    let kind = Kind::new();
+    let demos = Kind::new().builder(1).start().unwrap();
+    let refused = |builder: FeedBuilder, text: &str| {
+        let error = builder.start().unwrap_err();
+        assert!(error.kind() == ErrorKind::Config && error.to_string().contains(text), "{error}");
+    };
+    for fraction in [-0.1, 1.1, f64::NAN] {
+        refused(kind.builder(ROWS).mix(&demos, fraction), "it must be from 0 to 1");
+    }
+    let mut step = Step::new();
+    let obs = step.observation::<i64>("obs", &[]);
+    let mut other = Sample::transition(step, 2, 0.9);
+    other.at(obs, 0);
+    let builder = Feed::builder(other).batch(ROWS).lanes(1).replay(100, Uniform::new());
+    refused(builder.mix(&demos, 0.5), "are not declared as these are");
+    let mut step = Step::new();
+    step.leaf::<u8>("x", &[]);
+    let fifo = Feed::builder(Sample::step(step.clone())).start().unwrap();
+    refused(kind.builder(ROWS).mix(&fifo, 0.5), "has none to mix in");
+    refused(Feed::builder(Sample::step(step)).mix(&demos, 0.5), "are of stored steps");
+    assert_eq!(demos.set_fraction(0.5).unwrap_err().kind(), ErrorKind::Misuse);
+    let feed = kind.builder(ROWS).mix(&demos, 0.5).start().unwrap();
+    assert_eq!(feed.set_fraction(2.0).unwrap_err().kind(), ErrorKind::Config);
+}
