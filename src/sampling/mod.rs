@@ -104,7 +104,7 @@ impl Stream {
             let chosen = std::mem::take(&mut other.items);
             total += chosen.len();
             self.crew.fill_mixed(mixed, &self.gate, chosen, (lease.slot, own), scratch);
-            mixed.finish(other);
+            drop(other); // its gather has ended
         }
         self.store.give_back(own + reserved - total);
         // SAFETY: as in `round`.

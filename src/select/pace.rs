@@ -13,8 +13,11 @@ use super::PaceError;
 /// steps (or one step, if it is 0) stand for: `tolerance × rate × max(min_size, 1)` rows to either side. What batches
 /// selected ahead and a step of all lanes need at least is checked when the feed is built.
 ///
+/// Writers never wait while the store has fewer samples than `min_size`: windows that reach far are whole late, and each
+/// side would wait for the other. Rows are due all the same, and the learner catches up.
+///
 /// A tolerance of 0 is the strictest order: no batch is selected before the steps that make it due, and no step is
-/// begun while a batch is due and not selected. With one writer, or in lockstep, each batch is then selected from the same
+/// begun while a batch is due and can be selected, but was not. With one writer, or in lockstep, each batch is then selected from the same
 /// steps in every run, however fast the learner is.
 ///
 /// ```
@@ -116,6 +119,8 @@ pub(crate) struct Setting {
 
 /// Products of fractions like 0.1 are a little off: so much of a row is forgiven.
 const SLACK: f64 = 1e-6;
+/// No count that is restored is larger: 2⁶².
+const MOST: f64 = (1u64 << 62) as f64;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Limit {
@@ -153,11 +158,12 @@ impl Pacer {
         self.rate * self.inserted.saturating_sub(self.min_size) as f64
     }
 
-    /// Why no step may be begun now; `None` if it may.
-    pub(crate) fn insert_waits(&self) -> Option<PaceWait> {
+    /// Why no step may be begun now, in front of a store of `steps` steps; `None` if it may. While these are too few for a
+    /// batch it may: each side would wait for the other.
+    pub(crate) fn insert_waits(&self, steps: u64) -> Option<PaceWait> {
         let (due, taken) = (self.due(), self.sampled as f64);
         let waits = match self.limit {
-            _ if self.inserted < self.min_size => false,
+            _ if self.inserted < self.min_size || steps < self.min_size => false,
             Limit::None => false,
             Limit::Strict { batch, .. } => taken + (self.reserved + batch) as f64 <= due + SLACK,
             Limit::Within { rows, of_a_step } => due + of_a_step > taken + rows + SLACK,
@@ -232,7 +238,7 @@ impl Pacer {
             Limit::Within { rows, .. } => (-rows, rows),
         };
         let behind = if behind.is_finite() { behind.clamp(least, most) } else { 0.0 };
-        self.sampled = (due - behind).round().max(0.0) as u64;
+        self.sampled = (due - behind).round().clamp(0.0, MOST) as u64; // room for what comes
     }
 }
 

@@ -79,7 +79,9 @@ impl Store {
             if let Some(closed) = &state.closed {
                 return Err(NoChunk::Closed(closed.clone()));
             }
-            let why = match state.pacer.insert_waits().filter(|_| paced) {
+            let items = state.book.items();
+            let learner = if items < self.least_items { None } else { state.pacer.insert_waits(items as u64) };
+            let why = match learner.filter(|_| paced) {
                 Some(pace) => NoChunk::Pace(pace),
                 None if state.loading => NoChunk::Gathering,
                 None => match self.try_open(&mut state, first, opened) {
@@ -213,7 +215,9 @@ impl Store {
     /// The lanes' runs end without an end: at `abandon`, and when writers come and go.
     pub(crate) fn cut(&self, lanes: Range<usize>) {
         let mut state = lock(&self.state);
-        lanes.for_each(|lane| state.book.cut(lane as u32));
+        if !state.loading {
+            lanes.for_each(|lane| state.book.cut(lane as u32)); // else the load does, at its end
+        }
     }
 
     /// Observation leaves that samples read behind an episode's last step.

@@ -93,7 +93,7 @@ proptest! {
         };
         for (act, wide) in acts.into_iter().zip(wide) {
             let (may_insert, may_select) = (naive.may_insert(), naive.may_select());
-            prop_assert_eq!(pacer.insert_waits().is_none(), may_insert, "{:?}", naive);
+            prop_assert_eq!(pacer.insert_waits(u64::MAX).is_none(), may_insert, "{:?}", naive);
             prop_assert_eq!(pacer.select_waits(setting.batch, naive.inserted).is_none(), may_select, "{:?}", naive);
             prop_assert!(may_insert || may_select || naive.reserved > 0, "everybody waits: {:?}", naive);
             match act {
@@ -153,7 +153,7 @@ proptest! {
             if before.select_waits(naive.setting.batch, before.inserted).is_none() {
                 before.reserve(naive.setting.batch);
                 before.hand_over(naive.setting.batch);
-            } else if before.insert_waits().is_none() {
+            } else if before.insert_waits(u64::MAX).is_none() {
                 before.insert(1);
             }
         }
@@ -162,7 +162,7 @@ proptest! {
         same.restore(inserted, behind);
         prop_assert_eq!(&same, &before);
         after.restore(inserted, behind);
-        let waits = (after.insert_waits(), after.select_waits(other.setting.batch, u64::MAX));
+        let waits = (after.insert_waits(u64::MAX), after.select_waits(other.setting.batch, u64::MAX));
         prop_assert!(waits.0.is_none() || waits.1.is_none(), "{:?} {:?}", after, waits);
     }
 }
@@ -175,7 +175,7 @@ fn strict_order_selects_each_batch_at_one_count_of_steps_however_many_lie_ready(
         let mut selected = Vec::new();
         for _ in 0..100 {
             if pacer.select_waits(32, pacer.inserted).is_none() {
-                assert!(pacer.insert_waits().is_some(), "a batch is due: no step before it");
+                assert!(pacer.insert_waits(u64::MAX).is_some(), "a batch is due: no step before it");
                 pacer.reserve(32);
                 selected.push(pacer.inserted);
             } else {
@@ -227,13 +227,13 @@ fn a_pace_that_can_never_be_met_is_refused_with_numbers() {
 #[test]
 fn with_one_row_a_step_and_no_learner_writers_stop_and_say_why() {
     let mut pacer = Pace::min_size(2).samples_per_insert(1.0, 1.0).pacer(ROOMY).unwrap();
-    while pacer.insert_waits().is_none() {
+    while pacer.insert_waits(u64::MAX).is_none() {
         pacer.insert(1);
     }
     assert_eq!(pacer.inserted, 4);
-    let text = pacer.insert_waits().unwrap().to_string();
+    let text = pacer.insert_waits(u64::MAX).unwrap().to_string();
     assert_eq!(text, "the pace waits for the learner: by 4 steps inserted 2 rows are due; it took 0, and 0 lie ready");
     pacer.clear();
-    assert_eq!(pacer.insert_waits(), None);
+    assert_eq!(pacer.insert_waits(u64::MAX), None);
     assert_eq!(pacer.select_waits(1, 1), Some(PaceWait::ForMinSize { have: 1, need: 2 }));
 }
