@@ -323,3 +323,40 @@ fn a_sampler_that_lies_within_max_times_is_told_so() {
         assert!(error.to_string().contains("sampler"), "{error}");
     }
 }
+
+/// Two saves to one path at once: either file, whole.
+#[test]
+fn two_saves_to_one_path_leave_a_whole_file() {
+    let _watchdog = Watchdog::new("two saves", PATIENCE);
+    let (ids, path) = (Ids::transitions(1), scratch("two-saves").join("store.safetensors"));
+    let feeds = [6, 7].map(|steps| {
+        let feed = ids.start(8, 2, Uniform::new());
+        ids.write(&mut feed.writer(1).unwrap(), 0..steps);
+        feed
+    });
+    std::thread::scope(|scope| {
+        for feed in &feeds {
+            scope.spawn(|| (0..20).for_each(|_| assert!(feed.save(&path).unwrap().records > 0)));
+        }
+    });
+    assert!([6, 7].contains(&ids.start(8, 2, Uniform::new()).load(&path).unwrap().records));
+    assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no draft is left");
+}
+
+/// Keys outlive their feed, whose memory the next one may get.
+#[test]
+fn keys_of_a_feed_that_is_gone_are_foreign_to_every_other() {
+    let _watchdog = Watchdog::new("keys of feeds that are gone", PATIENCE);
+    let ids = Ids::transitions(1);
+    let mut kept: Vec<Keys> = Vec::new();
+    for _ in 0..30 {
+        let feed = ids.start(8, 2, Prioritized::new(1.0, 0.5));
+        ids.write(&mut feed.writer(1).unwrap(), 0..6);
+        let learner = feed.learner().unwrap();
+        for keys in &kept {
+            assert_eq!(learner.update_priorities(keys, &[1.0; 2]), Err(UpdateError::Foreign));
+        }
+        kept.push(learner.next_timeout(LONG).unwrap().unwrap().keys());
+        feed.stop(LONG).unwrap();
+    }
+}

@@ -61,9 +61,9 @@ pub(crate) struct Selection {
     pub(crate) items: Vec<Selected>,
     pub(crate) pass: Pass,
     pub(crate) begun: Instant,
-    pub(super) clears: u64,
+    pub(crate) clears: u64,
     /// Whoever touches records on its behalf does so before it is dropped.
-    pub(super) gather: OpenGather,
+    pub(crate) gather: OpenGather,
 }
 
 /// What a batch is to have of a store.
@@ -232,23 +232,8 @@ impl Store {
         RowRecord { lane, length: known.length, first_step, version, key }
     }
 
-    /// The gather of a selection has ended. Gives the list back for the next one, and says whether the rows still count:
-    /// not if the store was cleared since.
-    pub(crate) fn finish(&self, selection: Selection, rows: usize) -> (Vec<Selected>, bool) {
-        let Selection { items, clears, gather, .. } = selection;
-        let counts = self.counts(clears, rows);
-        drop(gather);
-        (items, counts)
-    }
-
-    /// As [`finish`](Store::finish) for a selection that a device is to gather: that has not ended yet.
-    pub(crate) fn hand_to_device(&self, selection: Selection, rows: usize) -> (Vec<Selected>, Option<OpenGather>) {
-        let Selection { items, clears, gather, .. } = selection;
-        (items, Some(gather).filter(|_| self.counts(clears, rows)))
-    }
-
     /// Whether rows that were selected after so many clears still count; if not, they reach nobody.
-    fn counts(&self, clears: u64, rows: usize) -> bool {
+    pub(crate) fn counts(&self, clears: u64, rows: usize) -> bool {
         let mut state = lock(&self.state);
         let counts = state.clears == clears;
         if !counts {
