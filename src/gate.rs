@@ -70,11 +70,17 @@ impl<T> Gate<T> {
 
     /// Puts in the token that `make` builds from its sequence number. `None`: the gate is closed, and none was made.
     pub(crate) fn put(&self, make: impl FnOnce(u64) -> T) -> Option<Wakes> {
+        self.put_if(|sequence| Some(make(sequence)))
+    }
+
+    /// As [`put`](Gate::put), but `make` may find that it is not wanted any more: then `None` too. It is asked with the lock
+    /// held, so that [`take_all`](Gate::take_all) either comes later, or was seen by it.
+    pub(crate) fn put_if(&self, make: impl FnOnce(u64) -> Option<T>) -> Option<Wakes> {
         let mut state = lock(&self.state);
         if state.closed.is_some() {
             return None;
         }
-        let token = make(state.sequence);
+        let token = make(state.sequence)?;
         state.sequence += 1;
         state.tokens.push_back(token);
         self.hint.store(state.tokens.len(), Ordering::Relaxed);
@@ -246,6 +252,16 @@ mod tests {
         let (drained, wakes) = gate.close(reason);
         gate.wake(wakes);
         drained
+    }
+
+    /// What is not wanted any more is never seen, and uses up no number.
+    #[test]
+    fn what_is_not_wanted_any_more_is_not_put() {
+        let gate = Gate::new();
+        put(&gate, |sequence| sequence);
+        assert!(gate.put_if(|_| None).is_none());
+        put(&gate, |sequence| sequence);
+        assert_eq!(gate.take_all(), [0, 1]);
     }
 
     #[test]

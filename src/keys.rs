@@ -30,8 +30,8 @@ use std::sync::Arc;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Keys {
-    /// Which feed's store they name rows of: its address is only compared.
-    home: usize,
+    /// Which feed's store they name rows of.
+    home: u64,
     keys: Arc<[Key]>,
 }
 
@@ -96,7 +96,7 @@ impl From<UpdateError> for Error {
 impl Keys {
     pub(crate) fn new(gate: &IntakeGate, records: impl Iterator<Item = RowRecord>) -> Keys {
         let key = |record: RowRecord| Key { lane: record.lane, step: record.first_step, key: record.key };
-        Keys { home: home(gate), keys: records.map(key).collect() }
+        Keys { home: gate.id, keys: records.map(key).collect() }
     }
 
     /// Rows.
@@ -145,10 +145,6 @@ impl Keys {
         if gate.is_inherited() {
             return Err(Closed::UsedAfterFork.into());
         }
-        gate.store.as_deref().filter(|_| self.home == home(gate)).ok_or(UpdateError::Foreign)
+        gate.store.as_deref().filter(|_| self.home == gate.id).ok_or(UpdateError::Foreign)
     }
-}
-
-fn home(gate: &IntakeGate) -> usize {
-    std::ptr::from_ref(gate).addr()
 }

@@ -25,7 +25,7 @@ use crate::layout::ColumnInfo;
 use crate::learner::Learner;
 use crate::memory::{PinReport, memory_limit};
 use crate::metrics::Metrics;
-use crate::store::{CheckpointError, Loaded, Saved, Store};
+use crate::store::{Loaded, Saved, Store};
 use crate::sync::lock;
 use crate::writer::Writer;
 use std::ffi::c_void;
@@ -317,11 +317,8 @@ impl Feed {
     /// # Errors
     /// [`CheckpointError`](crate::CheckpointError). A file that does not fit leaves everything as it was.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded> {
-        let (store, lanes) = (self.store("load")?, self.gate.lanes.taken());
-        if lanes > 0 {
-            return Err(CheckpointError::Writers { lanes }.into());
-        }
-        Ok(store.load(path.as_ref(), &|| self.discard_waiting())?)
+        let writers = || self.gate.lanes.taken();
+        Ok(self.store("load")?.load(path.as_ref(), &writers, &|| self.discard_waiting())?)
     }
 
     fn store(&self, verb: &str) -> Result<&Store> {

@@ -8,7 +8,7 @@
 //! The life of a slot: free → open (writers claim rows and commit them) → sealed (a [`Lease`] in the batch gate) → held
 //! by the learner → the lease drops → free.
 //!
-//! Order of locks: `state`, then a stripe or the batch gate. A slot is sealed with `state` held, so that whoever closes
+//! Order of locks: `state`, then a stripe or the batch gate, then the store's. A slot is sealed with `state` held, so that whoever closes
 //! the gate finds each committed row either in an open slot or in the batch gate. Wakers are called with no lock held.
 
 mod lag;
@@ -153,6 +153,8 @@ pub(crate) struct Left {
 
 /// See the module's text.
 pub(crate) struct IntakeGate {
+    /// No other gate of the process has or had it.
+    pub(crate) id: u64,
     pub(crate) layout: Arc<Layout>,
     pub(crate) slots: Slots,
     pub(crate) batches: Gate<Sealed>,
@@ -269,7 +271,9 @@ impl IntakeGate {
         if let Some(lag) = &lag {
             let _ = seen_versions.set(lag.versions.clone());
         }
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         IntakeGate {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
             slots,
             batches: Gate::new(),
             counters: Counters::new(),

@@ -11,7 +11,7 @@ pub(crate) use crew::Crew;
 
 use crate::intake::{Credit, IntakeGate, Lease};
 use crate::select::{Pass, Selected};
-use crate::store::{Mixed, NoItems, Scratch, Store, Wanted};
+use crate::store::{Mixed, NoItems, Scratch, Selection, Store, Wanted};
 use std::sync::Arc;
 
 /// A stream of batches from one store.
@@ -57,23 +57,21 @@ impl Stream {
         let tables = self.gate.gathering.as_ref().and_then(|gathering| gathering.tables());
         let tables = tables.filter(|_| rows == self.gate.layout.rows && credit.is_some());
         selection.items = self.crew.fill(&self.store, &self.gate, chosen, (lease.slot, tables), scratch);
-        if tables.is_some() {
-            let (items, gather) = self.store.hand_to_device(selection, rows);
-            if gather.is_some() {
-                self.gate.deliver((lease, credit), gather, rows, begun, pass == Pass::Ended);
-            }
-            return Ok(items);
-        }
-        // SAFETY: every row is filled and nobody else touches the slot, which is this thread's until it is delivered
-        // (invariant 2).
-        #[allow(unsafe_code)]
-        unsafe {
-            self.gate.slots.close_ranks(lease.slot, rows)
+        let Selection { items, clears, gather, .. } = selection;
+        let gather = if tables.is_some() {
+            Some(gather) // it ends on the device
+        } else {
+            // SAFETY: every row is filled and nobody else touches the slot, which is this thread's until it is delivered
+            // (invariant 2).
+            #[allow(unsafe_code)]
+            unsafe {
+                self.gate.slots.close_ranks(lease.slot, rows)
+            };
+            drop(gather);
+            None
         };
-        let (items, counts) = self.store.finish(selection, rows);
-        if counts {
-            self.gate.deliver((lease, credit), None, rows, begun, pass == Pass::Ended);
-        }
+        let counts = || self.store.counts(clears, rows);
+        self.gate.deliver((lease, credit), gather, rows, (begun, pass == Pass::Ended), counts);
         Ok(items)
     }
 
@@ -104,7 +102,7 @@ impl Stream {
             let chosen = std::mem::take(&mut other.items);
             total += chosen.len();
             self.crew.fill_mixed(mixed, &self.gate, chosen, (lease.slot, own), scratch);
-            mixed.finish(other);
+            drop(other); // its gather has ended
         }
         self.store.give_back(own + reserved - total);
         // SAFETY: as in `round`.
@@ -112,9 +110,11 @@ impl Stream {
         unsafe {
             self.gate.slots.close_ranks(lease.slot, total)
         };
-        let (items, counts) = self.store.finish(selection, total);
-        if counts && total > 0 {
-            self.gate.deliver((lease, credit), None, total, begun, pass == Pass::Ended);
+        let Selection { items, clears, gather, .. } = selection;
+        drop(gather);
+        if total > 0 {
+            let counts = || self.store.counts(clears, total);
+            self.gate.deliver((lease, credit), None, total, (begun, pass == Pass::Ended), counts);
         }
         Ok(items)
     }

@@ -18,7 +18,7 @@ use super::PaceError;
 /// ready, writers go on whatever the pace says, since else neither side ever could.
 ///
 /// A tolerance of 0 is the strictest order: no batch is selected before the steps that make it due, and no step is
-/// begun while a batch is due and not selected. With one writer, or in lockstep, each batch is then selected from the same
+/// begun while a batch is due and can be selected, but was not. With one writer, or in lockstep, each batch is then selected from the same
 /// steps in every run, however fast the learner is.
 ///
 /// ```
@@ -122,6 +122,8 @@ pub(crate) struct Setting {
 
 /// Products of fractions like 0.1 are a little off: so much of a row is forgiven.
 const SLACK: f64 = 1e-6;
+/// No count that is restored is larger: 2⁶².
+const MOST: f64 = (1u64 << 62) as f64;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Limit {
@@ -248,7 +250,7 @@ impl Pacer {
             Limit::Within { rows, .. } => (-rows, rows),
         };
         let behind = if behind.is_finite() { behind.clamp(least, most) } else { 0.0 };
-        self.sampled = (due - behind).round().max(0.0) as u64;
+        self.sampled = (due - behind).round().clamp(0.0, MOST) as u64; // room for what comes
     }
 }
 

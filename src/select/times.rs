@@ -85,6 +85,7 @@ impl<S: Sampler> Sampler for MaxTimes<S> {
             let (first, missing) = (into.len(), whole - into.len());
             let pass = self.sampler.select(missing, draws, into);
             let chosen = into.len() - first;
+            assert!(chosen <= missing, "the sampler selected {chosen} items, but was asked for {missing}");
             let mut kept = first;
             for row in first..into.len() {
                 let item = into[row].item;
@@ -100,6 +101,7 @@ impl<S: Sampler> Sampler for MaxTimes<S> {
                 into[kept] = into[row];
                 kept += 1;
             }
+            assert!(kept > first || chosen == 0, "the sampler selected nothing but items that had been removed");
             into.truncate(kept);
             // A pass that ended keeps its short batch; a sampler that chose too few has no more.
             if kept == whole || chosen < missing || pass == Pass::Ended {

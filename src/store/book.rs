@@ -405,7 +405,7 @@ impl Book {
         let head = ordinal * size + u64::from(slot);
         let state = &mut self.lanes[lane as usize];
         (state.first, state.head, state.live) = (ordinal, head, head);
-        (state.run, state.next_item) = (head - u64::from(age), head - u64::from(age));
+        (state.run, state.next_item) = (head - u64::from(age), head); // those in front of it can be no items
     }
 
     /// The lane's next step has that number.
@@ -471,3 +471,6 @@ impl std::fmt::Debug for Book {
         f.debug_struct("Book").field("held", &self.held).field("items", &self.item_count).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

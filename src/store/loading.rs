@@ -40,6 +40,8 @@ pub struct Loaded {
 
 /// Records that are read at once.
 const BLOCK: usize = 256;
+/// No lane has more steps: counts of those that are there leave room for those that come.
+const MOST_STEPS: u64 = 1 << 62;
 
 /// A file that fits, before anything is changed.
 struct Source {
@@ -61,48 +63,57 @@ struct Resume {
 }
 
 impl Store {
-    /// Replaces everything by what a file holds. No writer may be alive. `discard` takes back what was selected before, while
-    /// nothing else is selected.
+    /// Replaces everything by what a file holds. No writer may be alive. `writers` counts the lanes that have one; `discard` takes
+    /// back what was selected before, while nothing else is selected.
     ///
     /// # Errors
     /// See [`CheckpointError`]. Only a file that cannot be read any more in the middle leaves the store changed: empty.
-    pub(crate) fn load(&self, path: &Path, discard: &dyn Fn()) -> Result<Loaded, CheckpointError> {
+    pub(crate) fn load(
+        &self,
+        path: &Path,
+        writers: &dyn Fn() -> usize,
+        discard: &dyn Fn(),
+    ) -> Result<Loaded, CheckpointError> {
         let foreign = |why: String| CheckpointError::Foreign { path: path.display().to_string(), why };
         let mut file = File::open(path).map_err(|error| failed("open", path, &error))?;
         let header = Header::read(&mut file).map_err(foreign)?;
         let mut source = self.check(file, header).map_err(foreign)?;
-        self.pause()?;
+        let mut loading = self.pause(writers)?;
+        loading.whole = false;
         let loaded = self.replace(&mut source).map_err(|error| match error {
-            Problem::Io(reason) => {
-                self.clear();
-                failed("read", path, &reason)
-            }
+            Problem::Io(reason) => failed("read", path, &reason),
             Problem::Closed(closed) => closed.into(),
         });
+        loading.whole = loaded.is_ok();
         discard();
-        lock(&self.state).loading = false;
-        self.for_writers.notify_all();
-        self.for_sampling.notify_all();
         loaded
     }
 
     /// Keeps anything from being selected, and waits until nothing is read.
-    fn pause(&self) -> Result<(), CheckpointError> {
+    fn pause(&self, writers: &dyn Fn() -> usize) -> Result<Loading<'_>, CheckpointError> {
         let mut state = lock(&self.state);
         if state.saving || state.loading {
             return Err(CheckpointError::Busy);
         }
         state.loading = true;
+        drop(state);
+        // From here on a writer that is made opens nothing.
+        let (loading, lanes) = (Loading { store: self, whole: true }, writers());
+        if lanes > 0 {
+            return Err(CheckpointError::Writers { lanes });
+        }
+        let mut state = lock(&self.state);
         while state.book.is_read() {
             if let Some(closed) = state.closed.clone() {
-                state.loading = false;
+                drop(state);
                 return Err(closed.into());
             }
             state.writers_waiting += 1;
             state = wait(&self.for_writers, state, None);
             state.writers_waiting -= 1;
         }
-        Ok(())
+        drop(state);
+        Ok(loading)
     }
 
     /// Reads and checks what the file says of each record, and the form of all arrays.
@@ -144,7 +155,7 @@ impl Store {
             None => Vec::new(),
         };
         let same = header.metadata("setting") == Some(self.setting().as_str());
-        let resume = if same { Some(self.resume(&mut file, &header, rows)?) } else { None };
+        let resume = if same { Some(self.resume(&mut file, &header, &metas)?) } else { None };
         Ok(Source { file, header, metas, priorities, resume })
     }
 
@@ -163,8 +174,12 @@ impl Store {
                 Some(last) => begins || meta.age == last.age.saturating_add(1),
             };
             let owes = self.layout.within_episode && last.is_some_and(|last| last.flags.ends());
+            // A lane's steps are counted one by one, or those that keep a leaf would lie on each other.
+            let number = last.map_or(Some(meta.step), |last| last.step.checked_add(u64::from(!last.flags.last)));
+            let counted = number == Some(meta.step) && meta.step < MOST_STEPS;
             let whole = if owes { flags.last } else { !flags.last || last.is_none() };
-            if !follows || !whole || (behind_end && !begins) || (flags.last && !self.layout.within_episode) {
+            if !follows || !counted || !whole || (behind_end && !begins) || (flags.last && !self.layout.within_episode)
+            {
                 return Err(format!("record {row} does not follow the one before it of lane {}", meta.lane));
             }
             *last = Some(*meta);
@@ -172,7 +187,8 @@ impl Store {
         Ok(())
     }
 
-    fn resume(&self, file: &mut File, header: &Header, rows: u64) -> Result<Resume, String> {
+    fn resume(&self, file: &mut File, header: &Header, metas: &[Meta]) -> Result<Resume, String> {
+        let rows = metas.len() as u64;
         let records = read(file, header, own(header, "record", DType::U32, Some(rows))?)?;
         let unused = read(file, header, own(header, "unused", DType::U32, None)?)?;
         let lane_steps = read(file, header, own(header, "lane_steps", DType::U64, None)?)?;
@@ -190,7 +206,15 @@ impl Store {
         let mut chunks = self.chunk_order(&resume);
         chunks.sort_unstable();
         let all = lock(&self.state).book.shape();
-        let right = chunks.iter().copied().eq(0..all.chunks) && resume.lane_steps.len() == all.lanes as usize;
+        let paced =
+            resume.pace.iter().all(|rows| rows.is_finite()) && (0.0..MOST_STEPS as f64).contains(&resume.pace[0]);
+        let right = chunks.iter().copied().eq(0..all.chunks)
+            && resume.lane_steps.len() == all.lanes as usize
+            && resume.lane_steps.iter().zip(last_steps(metas, all.lanes)).all(|(&steps, last)| match last {
+                Some(last) => steps == last,
+                None => steps < MOST_STEPS,
+            })
+            && paced;
         if right { Ok(resume) } else { Err("its record numbers are not those of a store".to_owned()) }
     }
 
@@ -247,7 +271,7 @@ impl Store {
         selector.apply(&updates);
         if let Some(resume) = &source.resume {
             // Another sampler, or one that saves nothing, goes on from the priorities alone.
-            resumed = !resume.sampler.is_empty() && selector.sampler.restore(&resume.sampler).is_ok();
+            resumed = !resume.sampler.is_empty() && selector.restore(&resume.sampler);
             if let (true, Some(draws)) = (resumed, &resume.draws) {
                 selector.draws = draws.clone();
             }
@@ -320,6 +344,33 @@ impl Store {
         block.published.push(record);
         Ok(())
     }
+}
+
+/// While it lives nothing is selected and no record opened. Its drop ends that, also where a sampler panicked; a store that
+/// was not loaded as a `whole` is empty then.
+struct Loading<'s> {
+    store: &'s Store,
+    whole: bool,
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        if !self.whole {
+            self.store.clear();
+        }
+        lock(&self.store.state).loading = false;
+        self.store.for_writers.notify_all();
+        self.store.for_sampling.notify_all();
+    }
+}
+
+/// Of each lane that has records, the number of the step that comes next.
+fn last_steps(metas: &[Meta], lanes: u32) -> Vec<Option<u64>> {
+    let mut next = vec![None; lanes as usize];
+    for meta in metas {
+        next[meta.lane as usize] = Some(meta.step + u64::from(!meta.flags.last));
+    }
+    next
 }
 
 /// What went wrong while the store was being replaced.

@@ -6,7 +6,7 @@
 
 use super::gather::{self, Scratch, Target};
 use super::plan::Plan;
-use super::sampling::Selection;
+use super::sampling::{OpenGather, Selection};
 use super::{Layout, Store};
 use crate::select::{Pass, Selected};
 use crate::slots::RowRecord;
@@ -52,10 +52,13 @@ impl Mixed {
         rows as usize
     }
 
-    /// Whether there is something to select.
+    /// Whether there is something to select: also to the sampler, which may have used up what there is.
     pub(crate) fn has_items(&self) -> bool {
-        let state = lock(&self.store.state);
-        state.closed.is_none() && !state.loading && state.book.items() > 0
+        let has = {
+            let state = lock(&self.store.state);
+            state.closed.is_none() && !state.loading && state.book.items() > 0
+        };
+        has && self.store.settle().sampler.selectable() > 0
     }
 
     /// Chooses up to `rows` rows, without waiting: `None` if there is none now.
@@ -67,10 +70,11 @@ impl Mixed {
         let (issued, clears) = (state.book.issue(), state.clears);
         let changes = state.take_changes();
         drop(state);
+        let gather = OpenGather::new(store.clone(), issued, ring);
         let (begun, mut items) = (Instant::now(), Vec::with_capacity(rows));
         selector.apply(&changes);
         selector.select(rows, &mut items);
-        Some(Selection { items, pass: Pass::GoesOn, begun, clears, issued, ring })
+        Some(Selection { items, pass: Pass::GoesOn, begun, clears, gather })
     }
 
     /// As [`Store::fill_row`], for a row of the feed's batch.
@@ -90,10 +94,5 @@ impl Mixed {
         let mut record = self.store.record_of(record, &known);
         record.key.mixed = true;
         record
-    }
-
-    /// The gather of a selection has ended.
-    pub(crate) fn finish(&self, selection: Selection) {
-        self.store.end_gather(selection.issued);
     }
 }

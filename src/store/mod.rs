@@ -25,7 +25,7 @@ pub(crate) use gather::{Scratch, Target};
 pub(crate) use mixed::Mixed;
 pub(crate) use plan::{Move, Plan};
 pub(crate) use records::Flags;
-pub(crate) use sampling::{NoItems, OpenGather, Wanted};
+pub(crate) use sampling::{NoItems, OpenGather, Selection, Wanted};
 pub(crate) use selector::Selector;
 pub(crate) use writing::{NoChunk, Opened};
 pub use {loading::Loaded, saving::CheckpointError, saving::Saved};

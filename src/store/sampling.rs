@@ -22,7 +22,8 @@ pub(crate) enum NoItems {
     Closed(Closed),
 }
 
-/// The right to read the records of a batch's rows, on behalf of a device. Its drop says that they were read.
+/// The right to read the records of a batch's rows. Its drop says that they were read: so also where a sampler panics, and
+/// the store is another feed's.
 #[derive(Debug)]
 pub(crate) struct OpenGather {
     store: Arc<Store>,
@@ -33,6 +34,10 @@ pub(crate) struct OpenGather {
 }
 
 impl OpenGather {
+    pub(super) fn new(store: Arc<Store>, issued: Issued, ring: Arc<Ring>) -> OpenGather {
+        OpenGather { store, issued: Some(issued), ring }
+    }
+
     /// Whether the device still reads is not known: the records are kept for good (invariant 4).
     pub(crate) fn quarantine(self) {
         std::mem::forget(self);
@@ -56,10 +61,9 @@ pub(crate) struct Selection {
     pub(crate) items: Vec<Selected>,
     pub(crate) pass: Pass,
     pub(crate) begun: Instant,
-    pub(super) clears: u64,
-    pub(super) issued: Issued,
-    /// Keeps the mapping (invariant 7).
-    pub(super) ring: Arc<Ring>,
+    pub(crate) clears: u64,
+    /// Whoever touches records on its behalf does so before it is dropped.
+    pub(crate) gather: OpenGather,
 }
 
 /// What a batch is to have of a store.
@@ -81,7 +85,7 @@ impl Store {
     ///
     /// All rows of the batch are reserved of the pace, but for those of the store's share that the sampler did not choose.
     pub(crate) fn select(
-        &self,
+        self: &Arc<Store>,
         mut items: Vec<Selected>,
         wanted: impl Fn() -> Wanted,
     ) -> Result<(Selection, Wanted), NoItems> {
@@ -93,6 +97,7 @@ impl Store {
             let may = self.may_select(&state, wanted.spare);
             let Some(ring) = state.ring.clone().filter(|_| may) else { continue };
             let (issued, clears, ended) = (state.book.issue(), state.clears, state.ended);
+            let gather = OpenGather::new(self.clone(), issued, ring);
             let (rows, whole) = (wanted.rows, wanted.rows.min(state.book.items()));
             let nothing = rows == 0 || (wanted.spare && whole == 0);
             let changes = state.take_changes();
@@ -117,13 +122,14 @@ impl Store {
             state.pacer.give_back(missing as u64);
             state.refused = !nothing && items.is_empty();
             if !state.refused {
-                return Ok((Selection { items, pass, begun, clears, issued, ring }, wanted));
+                return Ok((Selection { items, pass, begun, clears, gather }, wanted));
             }
-            state.book.finish(issued);
-            if state.ended {
+            let ended = state.ended;
+            drop(state);
+            drop(gather);
+            if ended {
                 return Err(NoItems::Ended);
             }
-            drop(state);
             self.for_writers.notify_all(); // they may be what changes that
         }
     }
@@ -238,28 +244,8 @@ impl Store {
         RowRecord { lane, length: known.length, first_step, version, key }
     }
 
-    /// The gather of a selection has ended. Gives the list back for the next one, and says whether the rows still count:
-    /// not if the store was cleared since.
-    pub(crate) fn finish(&self, selection: Selection, rows: usize) -> (Vec<Selected>, bool) {
-        let Selection { items, clears, issued, .. } = selection;
-        let counts = self.counts(clears, rows);
-        self.end_gather(issued);
-        (items, counts)
-    }
-
-    /// As [`finish`](Store::finish) for a selection that a device is to gather: that has not ended yet.
-    pub(crate) fn hand_to_device(
-        self: &Arc<Store>,
-        selection: Selection,
-        rows: usize,
-    ) -> (Vec<Selected>, Option<OpenGather>) {
-        let Selection { items, clears, issued, ring, .. } = selection;
-        let gather = OpenGather { store: self.clone(), issued: Some(issued), ring };
-        (items, Some(gather).filter(|_| self.counts(clears, rows)))
-    }
-
     /// Whether rows that were selected after so many clears still count; if not, they reach nobody.
-    fn counts(&self, clears: u64, rows: usize) -> bool {
+    pub(crate) fn counts(&self, clears: u64, rows: usize) -> bool {
         let mut state = lock(&self.state);
         let counts = state.clears == clears;
         if !counts {
@@ -269,7 +255,7 @@ impl Store {
         counts
     }
 
-    pub(super) fn end_gather(&self, issued: Issued) {
+    fn end_gather(&self, issued: Issued) {
         let mut state = lock(&self.state);
         state.book.finish(issued);
         let waiting = state.writers_waiting > 0;
@@ -340,6 +326,7 @@ impl Store {
         state.clears += 1;
         drop(state);
         self.for_writers.notify_all();
+        self.for_sampling.notify_one(); // where a second store has rows for a store that is empty
     }
 
     /// Items that can be sampled, records in the store, and keys that were stale.

@@ -16,6 +16,7 @@ use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// What the crate's own arrays are called, in front of their names.
@@ -283,10 +284,11 @@ pub(super) fn failed(operation: &'static str, path: &Path, error: &dyn std::fmt:
     CheckpointError::File { operation, path: path.display().to_string(), reason: error.to_string() }
 }
 
-/// The file's name while it is written: beside it, so that it can be renamed.
+/// The file's name while it is written: beside it, so that it can be renamed, and no other save's.
 fn draft(path: &Path) -> PathBuf {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.part", std::process::id()));
+    name.push(format!(".{}-{}.part", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
     path.with_file_name(name)
 }
 

@@ -14,6 +14,8 @@ pub(crate) struct Selector {
     records: u32,
     /// One bit a record: the items that the sampler may select. It can be the user's, and what it selects is read.
     present: Vec<u64>,
+    /// The sampler panicked: what it was not told, it would still select.
+    broken: bool,
     /// Consecutive updates on their way to the sampler.
     updates: Vec<(u32, f32)>,
 }
@@ -27,14 +29,24 @@ impl Selector {
     pub(crate) fn new(mut sampler: Box<dyn Sampler>, records: u32, seed: u64) -> Result<Selector, SamplerError> {
         sampler.begin(records)?;
         let present = vec![0; (records as usize).div_ceil(64)];
-        Ok(Selector { sampler, draws: Draws::new(seed, STREAM), records, present, updates: Vec::new() })
+        Ok(Selector { sampler, draws: Draws::new(seed, STREAM), records, present, broken: false, updates: Vec::new() })
     }
 
     /// Tells the sampler what has changed, in order.
     ///
     /// # Panics
-    /// If the sampler refuses what others would not: a priority that was checked before, or to begin again.
+    /// If the sampler refuses what others would not (a priority that was checked before, or to begin again), or panicked
+    /// before.
     pub(crate) fn apply(&mut self, changes: &[Change]) {
+        // Whoever wakes it again clears the store first.
+        self.broken &= changes.first() != Some(&Change::Clear);
+        assert!(!self.broken, "the sampler panicked before: it does not know any more what may be selected");
+        self.broken = true;
+        self.tell(changes);
+        self.broken = false;
+    }
+
+    fn tell(&mut self, changes: &[Change]) {
         for change in changes {
             if let Change::Update { record, priority } = *change {
                 self.updates.push((record, priority));
@@ -54,6 +66,7 @@ impl Selector {
                 }
                 Change::Clear => {
                     self.present.fill(0);
+                    self.updates.clear();
                     if let Err(error) = self.sampler.begin(self.records) {
                         panic!("the sampler would not begin again: {error}");
                     }
@@ -62,6 +75,19 @@ impl Selector {
             }
         }
         self.flush();
+    }
+
+    /// Becomes the sampler that was saved, if it takes that; what is no item now leaves it again.
+    pub(super) fn restore(&mut self, saved: &[u8]) -> bool {
+        if self.sampler.restore(saved).is_err() {
+            return false;
+        }
+        for record in 0..self.records {
+            if self.present[record as usize / 64] >> (record % 64) & 1 == 0 {
+                self.sampler.remove(record);
+            }
+        }
+        true
     }
 
     fn flush(&mut self) {
@@ -76,8 +102,9 @@ impl Selector {
     /// Chooses up to `rows` items.
     ///
     /// # Panics
-    /// If the sampler chooses more, or what is no item now.
+    /// If the sampler chooses more, or what is no item now, or panicked before.
     pub(crate) fn select(&mut self, rows: usize, chosen: &mut Vec<Selected>) -> Pass {
+        assert!(!self.broken, "the sampler panicked before: it does not know any more what may be selected");
         chosen.clear();
         let pass = self.sampler.select(rows, &mut self.draws, chosen);
         assert!(chosen.len() <= rows, "the sampler selected {} items, but was asked for {rows}", chosen.len());

@@ -222,7 +222,9 @@ impl Store {
     /// The lanes' runs end without an end: at `abandon`, and when writers come and go.
     pub(crate) fn cut(&self, lanes: Range<usize>) {
         let mut state = lock(&self.state);
-        lanes.for_each(|lane| state.book.cut(lane as u32));
+        if !state.loading {
+            lanes.for_each(|lane| state.book.cut(lane as u32)); // else the load does, at its end
+        }
     }
 
     /// Observation leaves that samples read behind an episode's last step.
