@@ -443,3 +443,33 @@ fn a_writer_made_in_the_middle_of_a_load_takes_nothing_from_it() {
         assert_eq!(again.metrics().stored_samples, 697 + 7);
     });
 }
+
+/// Of a file of another setting, the pace does not owe all the rows that its steps stand for.
+#[test]
+fn a_loaded_data_set_holds_no_writer_until_all_of_it_was_sampled() {
+    let _watchdog = Watchdog::new("the pace of a data set", PATIENCE);
+    let (ids, path) = (Ids::transitions(1), scratch("data-set").join("store.safetensors"));
+    let feed = ids.start(1000, 2, Uniform::new());
+    ids.write(&mut feed.writer(1).unwrap(), 0..700);
+    feed.save(&path).unwrap();
+    for tolerance in [0.0, 0.5] {
+        let pace = Pace::min_size(10).samples_per_insert(8.0, tolerance);
+        let other = ids.builder(800, 2, Uniform::new()).pace(pace).start().unwrap();
+        assert!(!other.load(&path).unwrap().resumed);
+        let (mut writer, learner) = (other.writer(1).unwrap(), other.learner().unwrap());
+        let mut taken = 0;
+        for id in 700..720 {
+            // A step makes four batches due; at first it owes 40 rows at the most.
+            let mut step = loop {
+                match writer.try_step() {
+                    Ok(step) => break step,
+                    Err(_) => assert!(matches!(learner.next_timeout(LONG), Ok(Some(_)))),
+                }
+                taken += 1;
+            };
+            step.put(ids.obs, &[id]).unwrap();
+            step.commit().unwrap();
+        }
+        assert!(taken <= 4 * 20 + 20 + 1, "{taken} batches");
+    }
+}
