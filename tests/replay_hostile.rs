@@ -360,3 +360,116 @@ fn keys_of_a_feed_that_is_gone_are_foreign_to_every_other() {
         feed.stop(LONG).unwrap();
     }
 }
+
+/// Steps that keep a leaf would lie on each other, and writers go on with the last number.
+#[test]
+fn a_file_whose_steps_are_not_counted_one_by_one_is_refused() {
+    let _watchdog = Watchdog::new("steps of a file", PATIENCE);
+    let (ids, path) = (Ids::transitions(1), scratch("steps").join("store.safetensors"));
+    let feed = ids.start(8, 2, Uniform::new());
+    ids.write(&mut feed.writer(1).unwrap(), 0..8);
+    feed.save(&path).unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    let data = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let header = String::from_utf8(whole[8..data].to_vec()).unwrap();
+    let (_, rest) = header.split_once("\"pinring/step\"").unwrap();
+    let (_, rest) = rest.split_once("\"data_offsets\":[").unwrap();
+    let steps = data + rest.split_once(',').unwrap().0.parse::<usize>().unwrap();
+    let other = ids.start(8, 2, Uniform::new());
+    for (row, number) in [(0, 1), (3, 2), (3, 4), (7, 8), (7, u64::MAX), (0, u64::MAX)] {
+        let mut bytes = whole.clone();
+        bytes[steps + 8 * row..][..8].copy_from_slice(&u64::to_le_bytes(number));
+        std::fs::write(&path, bytes).unwrap();
+        let error = other.load(&path).unwrap_err();
+        assert!(
+            error.to_string().contains("does not follow") || error.to_string().contains("record numbers"),
+            "{error}"
+        );
+        assert_eq!(other.metrics().stored_samples, 0);
+    }
+}
+
+/// Tells when a load has come to it, and goes on when it is told.
+#[derive(Debug)]
+struct Halting {
+    inner: Uniform,
+    reached: std::sync::mpsc::SyncSender<()>,
+    go_on: std::sync::mpsc::Receiver<()>,
+    halted: bool,
+}
+
+impl Sampler for Halting {
+    fn begin(&mut self, items: u32) -> Result<(), SamplerError> {
+        self.inner.begin(items)
+    }
+    fn insert(&mut self, item: u32, priority: Option<f32>) -> Result<(), PriorityError> {
+        if !std::mem::replace(&mut self.halted, true) {
+            self.reached.send(()).unwrap();
+            self.go_on.recv().unwrap();
+        }
+        self.inner.insert(item, priority)
+    }
+    fn remove(&mut self, item: u32) {
+        self.inner.remove(item);
+    }
+    fn selectable(&self) -> usize {
+        self.inner.selectable()
+    }
+    fn select(&mut self, rows: usize, draws: &mut Draws, into: &mut Vec<Selected>) -> Pass {
+        self.inner.select(rows, draws, into)
+    }
+}
+
+#[test]
+fn a_writer_made_in_the_middle_of_a_load_takes_nothing_from_it() {
+    let _watchdog = Watchdog::new("a writer during a load", PATIENCE);
+    let (ids, path) = (Ids::transitions(3), scratch("meanwhile").join("store.safetensors"));
+    let feed = ids.start(1000, 2, Uniform::new());
+    ids.write(&mut feed.writer(1).unwrap(), 0..700);
+    feed.save(&path).unwrap();
+    assert_eq!(feed.metrics().stored_samples, 697);
+    let (reached, halts) = std::sync::mpsc::sync_channel(0);
+    let (resume, go_on) = std::sync::mpsc::sync_channel(0);
+    let again = ids.start(1000, 2, Halting { inner: Uniform::new(), reached, go_on, halted: false });
+    std::thread::scope(|scope| {
+        let loading = scope.spawn(|| again.load(&path).unwrap());
+        halts.recv().unwrap();
+        let mut writer = again.writer(1).unwrap();
+        assert_eq!(writer.try_step().map(drop).unwrap_err(), StepError::Gathering);
+        resume.send(()).unwrap();
+        assert_eq!(loading.join().unwrap().live, 700);
+        assert_eq!(again.metrics().stored_samples, 697);
+        ids.write(&mut writer, 700..710);
+        assert_eq!(again.metrics().stored_samples, 697 + 7);
+    });
+}
+
+/// Of a file of another setting, the pace does not owe all the rows that its steps stand for.
+#[test]
+fn a_loaded_data_set_holds_no_writer_until_all_of_it_was_sampled() {
+    let _watchdog = Watchdog::new("the pace of a data set", PATIENCE);
+    let (ids, path) = (Ids::transitions(1), scratch("data-set").join("store.safetensors"));
+    let feed = ids.start(1000, 2, Uniform::new());
+    ids.write(&mut feed.writer(1).unwrap(), 0..700);
+    feed.save(&path).unwrap();
+    for tolerance in [0.0, 0.5] {
+        let pace = Pace::min_size(10).samples_per_insert(8.0, tolerance);
+        let other = ids.builder(800, 2, Uniform::new()).pace(pace).start().unwrap();
+        assert!(!other.load(&path).unwrap().resumed);
+        let (mut writer, learner) = (other.writer(1).unwrap(), other.learner().unwrap());
+        let mut taken = 0;
+        for id in 700..720 {
+            // A step makes four batches due; at first it owes 40 rows at the most.
+            let mut step = loop {
+                match writer.try_step() {
+                    Ok(step) => break step,
+                    Err(_) => assert!(matches!(learner.next_timeout(LONG), Ok(Some(_)))),
+                }
+                taken += 1;
+            };
+            step.put(ids.obs, &[id]).unwrap();
+            step.commit().unwrap();
+        }
+        assert!(taken <= 4 * 20 + 20 + 1, "{taken} batches");
+    }
+}

@@ -266,6 +266,9 @@ impl Store {
             if let [inserted, behind] = resume.pace[..] {
                 state.pacer.restore(inserted as u64, behind);
             }
+        } else {
+            let (inserted, _) = state.pacer.saved();
+            state.pacer.restore(inserted, f64::MAX); // as far behind as the pace allows, not all of what was loaded
         }
         drop(state);
         selector.apply(&updates);
