@@ -75,7 +75,7 @@ pub enum UpdateError {
     #[error(transparent)]
     Priority(#[from] PriorityError),
     /// The keys are another feed's, or of a feed that keeps no steps.
-    #[error("these keys are not of this feed's store: they are another feed's, or of batches from before a `load`")]
+    #[error("these keys are not of this feed's store: they are another feed's, or of batches from before a load")]
     Foreign,
     /// This process was forked from the one that started the feed.
     #[error(transparent)]
