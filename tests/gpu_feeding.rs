@@ -122,6 +122,22 @@ impl Driver {
         assert_eq!(unsafe { self.get::<Begin>("cuStreamBeginCapture_v2")(stream, 0) }, 0);
     }
 
+    /// Ends a capture that must be whole, and makes it ready to be launched.
+    fn instantiate(&self, stream: usize) -> usize {
+        let (mut graph, mut ready) = (0, 0);
+        // SAFETY: a stream of the test's, out-pointers of ours, and the graph that came through the first.
+        unsafe {
+            assert_eq!(self.get::<End>("cuStreamEndCapture")(stream, &mut graph), 0);
+            assert_eq!(self.get::<Instantiate>("cuGraphInstantiateWithFlags")(&mut ready, graph, 0), 0);
+        }
+        ready
+    }
+
+    fn launch(&self, graph: usize, stream: usize) {
+        // SAFETY: a graph of the test's, whose memory lives on.
+        assert_eq!(unsafe { self.get::<Record>("cuGraphLaunch")(graph, stream) }, 0);
+    }
+
     /// Whether the capture was whole.
     fn end_capture(&self, stream: usize) -> bool {
         let mut graph = 0;
@@ -148,6 +164,7 @@ type CopyWithin = unsafe extern "C" fn(u64, u64, usize, usize) -> i32;
 type Record = unsafe extern "C" fn(usize, usize) -> i32;
 type Wait = unsafe extern "C" fn(usize, usize, u32) -> i32;
 type Begin = unsafe extern "C" fn(usize, u32) -> i32;
+type Instantiate = unsafe extern "C" fn(*mut usize, usize, u64) -> i32;
 type End = unsafe extern "C" fn(usize, *mut usize) -> i32;
 
 #[test]
@@ -329,6 +346,57 @@ fn no_capture_is_lost() {
     assert_eq!((bytes.address(&third), driver.read(address, Bytes::LEN)), (address, vec![2; Bytes::LEN]));
     drop(second);
     writing.join().unwrap().unwrap();
+}
+
+/// A graph that was captured while two feeds ran is replayed on every batch of both, and computes what it should.
+#[test]
+fn a_thousand_replays_beside_two_feeds_are_right() {
+    let Some((search, _turn)) = search() else { return };
+    const EACH: usize = 500;
+    let bytes = Bytes::new();
+    let feeds = [(); 2].map(|()| bytes.builder_on(search.clone()).start().unwrap());
+    let driver = Driver::new();
+    let stream = driver.stream();
+    let learners = feeds.each_ref().map(|feed| learner_on(feed, 0, stream).unwrap());
+    let value = |of: usize, number: usize| (number * 2 + of + 1) as u8;
+    let writing: Vec<_> = (0..2)
+        .map(|of| {
+            let values = (0..EACH).map(move |number| value(of, number));
+            bytes.write_on(feeds[of].writer(1).unwrap(), values)
+        })
+        .collect();
+    let [from, through, to] = [(); 3].map(|()| driver.memory(Bytes::LEN));
+    driver.begin_capture(stream);
+    driver.copy_within(through, from, Bytes::LEN, stream);
+    driver.fill(from, 0, Bytes::LEN / 4, stream);
+    driver.copy_within(to, through, Bytes::LEN, stream);
+    std::thread::sleep(Duration::from_millis(50)); // both feeds go on meanwhile
+    let graph = driver.instantiate(stream);
+    let results = driver.memory(2 * EACH * Bytes::LEN);
+    for number in 0..EACH {
+        for (of, learner) in learners.iter().enumerate() {
+            let batch = learner.next_batch().unwrap();
+            driver.copy_within(from, bytes.address(&batch), Bytes::LEN, stream);
+            drop(batch);
+            driver.launch(graph, stream);
+            let place = (number * 2 + of) * Bytes::LEN;
+            driver.copy_within(results + place as u64, to, Bytes::LEN, stream);
+        }
+    }
+    driver.synchronize(stream);
+    for writing in writing {
+        writing.join().unwrap().unwrap();
+    }
+    let read = driver.read(results, 2 * EACH * Bytes::LEN);
+    for (replay, result) in read.chunks(Bytes::LEN).enumerate() {
+        let expected = value(replay % 2, replay / 2);
+        assert!(result.iter().all(|byte| *byte == expected), "replay {replay}: {} for {expected}", result[0]);
+    }
+    for feed in feeds {
+        let report = feed.stop(DEADLINE).unwrap();
+        assert!(report.fault.is_none() && report.quarantined_slots == 0, "{report}");
+    }
+    println!("{} replays beside two feeds, all right", 2 * EACH);
 }
 
 /// Into memory of the user's, on the user's stream.
