@@ -218,7 +218,7 @@ fn a_context_that_cannot_be_popped_does_not_hide_what_the_call_did() {
     assert_eq!(fake.live_events(), []);
 }
 
-/// B17. What an event says is not what has happened.
+/// What an event says is not what has happened.
 #[test]
 fn an_event_whose_record_failed_reads_complete_while_the_copy_is_pending() {
     let (fake, device) = attached("record-fails");
@@ -240,7 +240,7 @@ fn an_event_whose_record_failed_reads_complete_while_the_copy_is_pending() {
     assert_eq!(fake.device_bytes(memory.address(), 64), [3; 64]);
 }
 
-/// B17. 600 is an answer, and leaves no trace where a framework would find it.
+/// 600 is an answer, and leaves no trace where a framework would find it.
 #[test]
 fn a_pending_event_is_no_error_and_the_runtimes_slot_stays_as_it_was() {
     let (fake, device) = attached("pending");
@@ -255,7 +255,7 @@ fn a_pending_event_is_no_error_and_the_runtimes_slot_stays_as_it_was() {
     assert_eq!(fake.peek_last_error(), 7, "nor does an error of ours touch another's");
 }
 
-/// B17. Events belong to one device.
+/// Events belong to one device.
 #[test]
 fn an_event_of_another_device_is_refused() {
     let (fake, search) = fake("other-device", 2);
