@@ -2,14 +2,15 @@
 //!
 //! Owns the slots between a lease that came home and a batch that was sealed: the free list, the open slots, the claims
 //! on their rows, who waits for room, and the reason why the gate closed. Three fillers share it: `stripes` (rows go
-//! where there is room), `lockstep` (row i is lane i) and `sampled` (a sampling thread fills whole slots). What it does not do: write rows (see `writer`), or keep the
-//! ring alive for anybody but open slots and leases.
+//! where there is room), `lockstep` (row i is lane i) and `sampled` (a sampling thread fills whole slots). What it does
+//! not do: write rows (see `writer`), or keep the ring alive for anybody but open slots and leases.
 //!
 //! The life of a slot: free → open (writers claim rows and commit them) → sealed (a [`Lease`] in the batch gate) → held
 //! by the learner → the lease drops → free.
 //!
-//! Order of locks: `state`, then a stripe or the batch gate, then the store's. A slot is sealed with `state` held, so that whoever closes
-//! the gate finds each committed row either in an open slot or in the batch gate. Wakers are called with no lock held.
+//! Order of locks: `state`, then a stripe or the batch gate, then the store's. A slot is sealed with `state` held, so
+//! that whoever closes the gate finds each committed row either in an open slot or in the batch gate. Wakers are called
+//! with no lock held.
 
 mod lag;
 mod lanes;
