@@ -3,10 +3,11 @@
 mod common;
 
 use common::{Watchdog, scratch};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use pinring::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(100);
@@ -322,6 +323,59 @@ fn a_sampler_that_lies_within_max_times_is_told_so() {
         };
         assert!(error.to_string().contains("sampler"), "{error}");
     }
+}
+
+/// A queue that says when it is asked how much it holds with one item left, and answers after it was told to.
+#[derive(Debug)]
+struct AskedFor {
+    queue: Fifo,
+    asked: Mutex<Option<(Sender<()>, Receiver<()>)>>,
+}
+
+impl Sampler for AskedFor {
+    fn begin(&mut self, items: u32) -> Result<(), SamplerError> {
+        self.queue.begin(items)
+    }
+    fn insert(&mut self, item: u32, priority: Option<f32>) -> Result<(), PriorityError> {
+        self.queue.insert(item, priority)
+    }
+    fn remove(&mut self, item: u32) {
+        self.queue.remove(item);
+    }
+    fn selectable(&self) -> usize {
+        let held = self.queue.selectable();
+        if held == 1
+            && let Some((asked, answer)) = self.asked.lock().unwrap().take()
+        {
+            asked.send(()).unwrap();
+            answer.recv().unwrap();
+        }
+        held
+    }
+    fn select(&mut self, rows: usize, draws: &mut Draws, into: &mut Vec<Selected>) -> Pass {
+        self.queue.select(rows, draws, into)
+    }
+}
+
+/// Whoever ends the source while the sampler is asked loses none of what it holds.
+#[test]
+fn a_source_that_ends_during_a_selection_loses_nothing() {
+    let _watchdog = Watchdog::new("an end within a selection", PATIENCE);
+    let (ids, (asked, was_asked), (answer, answered)) = (Ids::transitions(1), unbounded(), unbounded());
+    let queue = AskedFor { queue: Fifo::new(), asked: Mutex::new(Some((asked, answered))) };
+    let feed = ids.builder(8, 4, MaxTimes::new(queue, 1)).pace(Pace::min_size(5)).start().unwrap();
+    let (mut writer, learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
+    let next = || {
+        let batch = learner.next_timeout(LONG).unwrap().unwrap();
+        batch.view(ids.now).iter().copied().collect::<Vec<i64>>()
+    };
+    ids.write(&mut writer, 0..6); // five transitions: a batch, and one left over
+    assert_eq!(next(), [0, 1, 2, 3]);
+    was_asked.recv().unwrap();
+    drop(writer);
+    answer.send(()).unwrap();
+    assert_eq!(next(), [4]);
+    assert_eq!(learner.next_timeout(LONG).unwrap_err(), NextError::Ended);
 }
 
 /// Two saves to one path at once: either file, whole.

@@ -124,9 +124,9 @@ impl Store {
             if !state.refused {
                 return Ok((Selection { items, pass, begun, clears, gather }, wanted));
             }
-            let ended = state.ended;
             drop(state);
             drop(gather);
+            // As it was when the sampler was asked: what it kept back for a whole batch it offers once more.
             if ended {
                 return Err(NoItems::Ended);
             }
