@@ -40,7 +40,18 @@ pub(crate) struct Slots {
     /// Two of the layout's numbers, asked for each row.
     slot_bytes: usize,
     rows: usize,
-    records: Box<[UnsafeCell<RowRecord>]>,
+    /// Apart from their keys, which only replayed rows have: a record is written with every step.
+    records: Box<[UnsafeCell<Head>]>,
+    keys: Box<[UnsafeCell<RowKey>]>,
+}
+
+/// A [`RowRecord`] without its key.
+#[derive(Clone, Copy, Debug, Default)]
+struct Head {
+    lane: u32,
+    length: u32,
+    first_step: u64,
+    version: u64,
 }
 
 // SAFETY: `base` is only followed, and a record only touched, by the holder of a claim or a lease on that row, and those
@@ -52,13 +63,17 @@ unsafe impl Sync for Slots {}
 impl Slots {
     /// `base` is the ring's first slot; slots lie `layout.slot_bytes` apart.
     pub(crate) fn new(layout: Arc<Layout>, base: NonNull<u8>, slots: usize) -> Slots {
-        let records = (0..slots * layout.rows).map(|_| UnsafeCell::default()).collect();
-        Slots { slot_bytes: layout.slot_bytes, rows: layout.rows, layout, base, records }
+        let rows = slots * layout.rows;
+        let keys = if layout.kind.is_replayed() { rows } else { 0 };
+        let records = (0..rows).map(|_| UnsafeCell::default()).collect();
+        let keys = (0..keys).map(|_| UnsafeCell::default()).collect();
+        Slots { slot_bytes: layout.slot_bytes, rows: layout.rows, layout, base, records, keys }
     }
 
-    /// Bytes of row records for a ring of that many slots.
-    pub(crate) fn record_bytes(rows: usize, slots: usize) -> usize {
-        rows * slots * size_of::<RowRecord>()
+    /// Bytes of a slot's row records.
+    pub(crate) fn record_bytes(layout: &Layout) -> usize {
+        let key = if layout.kind.is_replayed() { size_of::<RowKey>() } else { 0 };
+        layout.rows.saturating_mul(size_of::<Head>() + key)
     }
 
     /// The first byte of a slot. Following it is up to the caller's claim or lease.
@@ -71,18 +86,25 @@ impl Slots {
     /// The caller holds a claim on that row, or the slot's lease.
     #[inline]
     pub(crate) unsafe fn set_record(&self, slot: u32, row: usize, record: RowRecord) {
-        let cell = &self.records[slot as usize * self.rows + row];
+        let (at, RowRecord { lane, length, first_step, version, key }) = (slot as usize * self.rows + row, record);
         // SAFETY: nobody else touches this row's record while the caller holds its claim (invariant 2).
-        unsafe { *cell.get() = record }
+        unsafe { *self.records[at].get() = Head { lane, length, first_step, version } }
+        if !self.keys.is_empty() {
+            // SAFETY: as above.
+            unsafe { *self.keys[at].get() = key }
+        }
     }
 
     /// # Safety
     /// The caller holds the slot's lease (or a claim on that row) and no `set_record` runs beside it.
     #[inline]
     pub(crate) unsafe fn record(&self, slot: u32, row: usize) -> RowRecord {
-        let cell = &self.records[slot as usize * self.rows + row];
+        let at = slot as usize * self.rows + row;
         // SAFETY: as for `set_record`: a sealed slot has no writer (invariant 2).
-        unsafe { *cell.get() }
+        let Head { lane, length, first_step, version } = unsafe { *self.records[at].get() };
+        // SAFETY: as above.
+        let key = self.keys.get(at).map_or_else(RowKey::default, |key| unsafe { *key.get() });
+        RowRecord { lane, length, first_step, version, key }
     }
 
     /// Writes `value` at (row, step) of a derived column.

@@ -305,7 +305,7 @@ impl FeedBuilder {
         let download_bytes = download_bytes.filter(|bytes| bytes.checked_add(ring_bytes).is_some());
         let download_bytes = download_bytes
             .ok_or_else(|| too_large(format!("the ring and downloads of {} bytes", self.download_bytes)))?;
-        let record_bytes = Slots::record_bytes(rows, 1).checked_mul(buffers);
+        let record_bytes = Slots::record_bytes(&layout).checked_mul(buffers);
         let record_bytes = record_bytes.and_then(|bytes| bytes.checked_add(store.map_or(0, |s| s.bytes_beside())));
         let record_bytes =
             record_bytes.ok_or_else(|| too_large(format!("the records of {buffers} batches of {rows} rows")))?;

@@ -10,8 +10,9 @@ use super::{IntakeGate, NoRoom, State, Wait};
 use crate::error::Closed;
 use crate::metrics::WriterCounters;
 use crate::sync::{Padded, Patience, Spin, lock};
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 /// More stripes than this gain nothing: they would be a few rows each.
@@ -24,7 +25,8 @@ pub(super) struct Stripes {
     all: Box<[Padded<StripeLock>]>,
 }
 
-/// A stripe behind its lock.
+/// A stripe behind its lock. Two pairs of lock and unlock a step are a good part of what a step of a few bytes costs, and
+/// this lock asks for no thread's panics.
 #[derive(Debug, Default)]
 struct StripeLock {
     stripe: Mutex<Stripe>,
@@ -233,7 +235,7 @@ impl IntakeGate {
     /// The claim's rows are written. They are the learner's when their slot is full.
     #[inline]
     pub(crate) fn commit(self: &Arc<Self>, claim: &Claim) -> Result<(), Closed> {
-        let mut stripe = lock(&self.stripes.get(claim.stripe).stripe);
+        let mut stripe = self.stripes.get(claim.stripe).stripe.lock();
         if stripe.opening != claim.opening {
             drop(stripe);
             return Err(self.end_claim_after_close());
@@ -251,7 +253,7 @@ impl IntakeGate {
     /// The claim's rows were not written: as if never claimed.
     pub(crate) fn unclaim(self: &Arc<Self>, claim: &Claim) {
         let lock_of = self.stripes.get(claim.stripe);
-        let mut stripe = lock(&lock_of.stripe);
+        let mut stripe = lock_of.stripe.lock();
         if stripe.opening != claim.opening {
             drop(stripe);
             self.end_claim_after_close();
@@ -309,7 +311,7 @@ impl IntakeGate {
             return None;
         }
         let lock_of = self.stripes.get(cursor.stripe);
-        let mut stripe = lock(&lock_of.stripe);
+        let mut stripe = lock_of.stripe.lock();
         if stripe.opening != cursor.opening || ((stripe.end - stripe.next) as usize) < rows {
             return None;
         }
@@ -365,7 +367,7 @@ impl IntakeGate {
         }
         loop {
             let lock_of = &stripes[best.1 as usize];
-            let mut stripe = lock(&lock_of.stripe);
+            let mut stripe = lock_of.stripe.lock();
             let room = (stripe.end - stripe.next) as usize;
             if room >= least {
                 (cursor.slot, cursor.stripe, cursor.opening) = (open.slot, first + best.1, open.opening);
@@ -390,7 +392,7 @@ impl IntakeGate {
             state.striped.gaps.remove(place);
         }
         self.gaps_hint.store(!state.striped.gaps.is_empty(), Ordering::Relaxed);
-        lock(&self.stripes.get(claim.stripe).stripe).claims += 1;
+        self.stripes.get(claim.stripe).stripe.lock().claims += 1;
         claim
     }
 
@@ -411,7 +413,7 @@ impl IntakeGate {
                 start + (units / count + usize::from(index < units % count)) * unit
             };
             let next = start as u32;
-            let mut stripe = lock(&lock_of.stripe);
+            let mut stripe = lock_of.stripe.lock();
             *stripe = Stripe { opening, start: next, next, end: end as u32, committed: 0, claims: 0 };
             lock_of.room.store(stripe.end - next, Ordering::Relaxed);
             drop(stripe);
@@ -443,7 +445,7 @@ impl IntakeGate {
         self.gaps_hint.store(false, Ordering::Relaxed);
         for open in std::mem::take(&mut state.striped.open) {
             for stripe in self.stripes.of(&open).0 {
-                let mut stripe = lock(&stripe.stripe);
+                let mut stripe = stripe.stripe.lock();
                 stripe.opening = 0;
                 rows += u64::from(stripe.committed);
                 state.claims += stripe.claims as usize;
@@ -510,7 +512,7 @@ impl IntakeGate {
             of_slot.into_iter().any(|gap| (gap.start..gap.start + gap.rows).contains(&(row as u32)))
         };
         let claimed = stripes.iter().flat_map(|stripe| {
-            let mut stripe = lock(&stripe.stripe);
+            let mut stripe = stripe.stripe.lock();
             stripe.opening = 0;
             stripe.start as usize..stripe.next as usize
         });

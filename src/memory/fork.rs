@@ -102,6 +102,7 @@ impl Mark {
         None
     }
 
+    #[inline]
     fn current(&self) -> u64 {
         match self {
             // SAFETY: `wiped_page` mapped the page, aligned and writable, and nobody unmaps it.

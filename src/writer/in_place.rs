@@ -10,19 +10,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 impl Writer {
+    /// The short way of a single step: the next rows of the stripe that this writer claimed in last.
     #[inline]
-    pub(super) fn begin_in_place(&mut self, patience: Patience, explicit: bool) -> Result<(), StepError> {
-        let Way::InPlace(cursor) = &mut self.way else { unreachable!("`begin` matched the way") };
-        if let Some(claim) = self.gate.claim_own(self.lanes.len(), cursor) {
-            self.open_rows(claim);
-            return Ok(());
-        }
-        self.begin_elsewhere(patience, explicit)
+    pub(super) fn begin_in_own_stripe(&mut self) -> bool {
+        let Way::InPlace(cursor) = &self.way else { return false };
+        let Some(claim) = self.gate.claim_own(self.lanes.len(), cursor) else { return false };
+        self.open_rows(claim);
+        true
     }
 
-    #[cold]
-    fn begin_elsewhere(&mut self, patience: Patience, explicit: bool) -> Result<(), StepError> {
-        let Way::InPlace(cursor) = &mut self.way else { unreachable!("`begin` matched the way") };
+    pub(super) fn begin_in_place(&mut self, patience: Patience, explicit: bool) -> Result<(), StepError> {
+        let Way::InPlace(cursor) = &mut self.way else { unreachable!("`begin_elsewhere` matched the way") };
         let (gate, lanes) = (&self.gate, self.lanes.len());
         let drops = gate.when_full == WhenFull::DropNewest && !explicit;
         let claimed = match gate.claim(lanes, cursor, patience, &self.counters) {

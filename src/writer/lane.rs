@@ -173,10 +173,11 @@ pub(super) struct Flags {
 pub(super) struct Written {
     leaves: usize,
     lanes: usize,
-    /// One bit a leaf: written for every lane.
-    whole: Vec<u64>,
-    /// Leaves without that bit.
-    left: usize,
+    /// One bit a leaf: written for every lane. The first 64 leaves stand by themselves: most steps have no more.
+    first: u64,
+    /// Those of them that are there.
+    all_first: u64,
+    more: Vec<u64>,
     /// One flag a leaf and lane, for leaves written lane by lane.
     single: Vec<bool>,
     any_single: bool,
@@ -187,8 +188,9 @@ impl Written {
         Written {
             leaves,
             lanes,
-            whole: vec![0; leaves.div_ceil(64)],
-            left: leaves,
+            first: 0,
+            all_first: u64::MAX.checked_shr(64 - leaves.min(64) as u32).unwrap_or(0),
+            more: vec![0; leaves.div_ceil(64).saturating_sub(1)],
             single: vec![false; leaves * lanes],
             any_single: false,
         }
@@ -196,10 +198,10 @@ impl Written {
 
     #[inline]
     pub(super) fn clear(&mut self) {
-        for bits in &mut self.whole {
-            *bits = 0; // a word or two: no call to memset
+        self.first = 0;
+        if !self.more.is_empty() {
+            self.more.fill(0);
         }
-        self.left = self.leaves;
         if self.any_single {
             self.single.fill(false);
             self.any_single = false;
@@ -208,14 +210,19 @@ impl Written {
 
     #[inline]
     pub(super) fn set(&mut self, leaf: usize) {
-        let (bits, bit) = (&mut self.whole[leaf / 64], 1 << (leaf % 64));
-        self.left -= usize::from(*bits & bit == 0);
-        *bits |= bit;
+        match leaf.checked_sub(64) {
+            None => self.first |= 1 << leaf,
+            Some(leaf) => self.more[leaf / 64] |= 1 << (leaf % 64),
+        }
     }
 
     #[inline]
     pub(super) fn is_whole(&self, leaf: usize) -> bool {
-        self.whole[leaf / 64] >> (leaf % 64) & 1 == 1
+        let (word, bit) = match leaf.checked_sub(64) {
+            None => (self.first, leaf),
+            Some(leaf) => (self.more[leaf / 64], leaf % 64),
+        };
+        word >> bit & 1 == 1
     }
 
     /// Whether it is sure that `leaf` was written for no lane.
@@ -245,7 +252,7 @@ impl Written {
     /// The first leaf that was not written, and the first lane for which it was not.
     #[inline]
     pub(super) fn missing(&self) -> Option<(usize, usize)> {
-        if self.left == 0 { None } else { self.find_missing() }
+        if self.first == self.all_first && self.more.is_empty() { None } else { self.find_missing() }
     }
 
     #[inline(never)] // the short way stays short

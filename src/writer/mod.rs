@@ -241,8 +241,7 @@ impl Writer {
     /// be written any more.
     #[inline]
     pub fn step(&mut self) -> Result<StepMut<'_>, StepError> {
-        let patience = self.gate.when_full.patience();
-        self.begin(patience, false)
+        self.begin(None)
     }
 
     /// Begins the next step if that needs no waiting.
@@ -250,7 +249,7 @@ impl Writer {
     /// # Errors
     /// As [`step`](Writer::step), whatever `WhenFull` says.
     pub fn try_step(&mut self) -> Result<StepMut<'_>, StepError> {
-        self.begin(Patience::None, true)
+        self.begin(Some(Patience::None))
     }
 
     /// Begins the next step, waiting for room at most for `timeout`.
@@ -258,7 +257,7 @@ impl Writer {
     /// # Errors
     /// As [`step`](Writer::step), whatever `WhenFull` says.
     pub fn step_timeout(&mut self, timeout: Duration) -> Result<StepMut<'_>, StepError> {
-        self.begin(Patience::timeout(timeout), true)
+        self.begin(Some(Patience::timeout(timeout)))
     }
 
     /// Gives up the episode that `lane` is in, as after its environment crashed: its unfinished unroll is dropped and
@@ -294,22 +293,32 @@ impl Writer {
         Ok(())
     }
 
-    /// `explicit`: the caller chose the patience, so it holds for samples that are only completed by this step too.
+    /// `patience`: the caller's, which holds for samples that are only completed by this step too; `None` is the feed's.
     #[inline]
-    fn begin(&mut self, patience: Patience, explicit: bool) -> Result<StepMut<'_>, StepError> {
+    fn begin(&mut self, patience: Option<Patience>) -> Result<StepMut<'_>, StepError> {
         if self.gate.is_inherited() {
             return Err(StepError::Closed(Closed::UsedAfterFork));
         }
         self.undo();
         self.written.clear();
         self.version = None;
-        match self.way {
-            Way::InPlace(_) => self.begin_in_place(patience, explicit)?,
-            Way::Lockstep(_) => self.begin_lockstep(patience)?,
-            Way::Staged(_) => self.begin_staged(patience, explicit)?,
-            Way::Stored(_) => self.begin_stored(patience)?,
+        if !self.begin_in_own_stripe() {
+            self.begin_elsewhere(patience)?;
         }
         Ok(StepMut { writer: self })
+    }
+
+    /// Every other way of beginning a step.
+    #[inline(never)]
+    fn begin_elsewhere(&mut self, patience: Option<Patience>) -> Result<(), StepError> {
+        let explicit = patience.is_some();
+        let patience = patience.unwrap_or_else(|| self.gate.when_full.patience());
+        match self.way {
+            Way::InPlace(_) => self.begin_in_place(patience, explicit),
+            Way::Lockstep(_) => self.begin_lockstep(patience),
+            Way::Staged(_) => self.begin_staged(patience, explicit),
+            Way::Stored(_) => self.begin_stored(patience),
+        }
     }
 
     /// Ends the open step, if any, as if it had never begun.

@@ -564,9 +564,7 @@ impl StepMut<'_> {
         // A step that an error kept from counting stays open, and is undone by the drop.
         match writer.way {
             Way::InPlace(_) => writer.commit_in_place(),
-            Way::Lockstep(_) => writer.commit_lockstep(),
-            Way::Staged(_) => writer.commit_staged(),
-            Way::Stored(_) => writer.commit_stored(),
+            _ => writer.commit_elsewhere(),
         }
     }
 
@@ -746,6 +744,16 @@ impl Writer {
         }
         self.written.set_lane(index, lane);
         Ok(())
+    }
+
+    #[inline(never)] // single steps in place may be a few bytes
+    fn commit_elsewhere(&mut self) -> Result<(), CommitError> {
+        match self.way {
+            Way::InPlace(_) => self.commit_in_place(),
+            Way::Lockstep(_) => self.commit_lockstep(),
+            Way::Staged(_) => self.commit_staged(),
+            Way::Stored(_) => self.commit_stored(),
+        }
     }
 
     /// The first value of the open step, final observations included, that its leaf rejects: leaf, lane, index, text.
