@@ -46,6 +46,45 @@ alone! {
 }
 
 alone! {
+    /// However many wait for a busy stream, what others have done with is found after a few frees.
+    fn frees_behind_a_busy_stream_hide_none_of_another() {
+        const MANY: usize = 200;
+        let (fake, allocator) = fake("many-waiting");
+        let [busy, quick] = [0, 1].map(|_| fake.user_stream(NON_BLOCKING));
+        let target = fake.user_memory(64);
+        let waits = |stream: usize| {
+            let block = allocator.allocate(PageLocked, 4096, 0).unwrap();
+            let host = allocator.host_ptr_of(block).unwrap();
+            assert_eq!(fake.user_copy_in(target, host.as_ptr(), 64, stream), 0);
+            free(&allocator, block, stream).unwrap();
+        };
+        (0..MANY).for_each(|_| waits(busy));
+        (0..5).for_each(|_| waits(quick));
+        (0..MANY).for_each(|_| waits(busy));
+        fake.run(quick);
+        let counted = |allocator: &pinring::MappedAllocator| {
+            let held = allocator.statistics(None).page_locked;
+            (held.waiting_bytes / 4096, held.cached_bytes / 4096)
+        };
+        assert_eq!(counted(&allocator), (2 * MANY + 5, 0));
+        // None of these finds a block in the cache, whose blocks are smaller, but each looks at all that wait.
+        free(&allocator, allocator.allocate(PageLocked, 2 * MIB, 0).unwrap(), busy).unwrap();
+        let (waiting, cached) = counted(&allocator);
+        assert_eq!(cached, 5, "what the quick stream has done with");
+        // Nothing is allocated here, so only the frees' glances remain: they come round.
+        let live: Vec<u64> = (0..MANY).map(|_| allocator.allocate(Device, 4096, 0).unwrap()).collect();
+        (0..5).for_each(|_| waits(quick));
+        fake.run(quick);
+        live.into_iter().for_each(|block| free(&allocator, block, busy).unwrap());
+        assert_eq!(allocator.statistics(None).page_locked.cached_bytes / 4096, 5);
+        assert!(waiting > 2 * MANY);
+        assert_eq!(release(&fake, &allocator), 0);
+        fake.free_user_memory(target);
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
     fn what_a_graph_gives_back_waits_for_the_other_streams_that_use_it() {
         let (fake, allocator) = fake("captured-and-used");
         let (captured, other) = (fake.user_stream(NON_BLOCKING), fake.user_stream(NON_BLOCKING));

@@ -26,6 +26,8 @@ use super::statistics::{Counts, MappedStatistics, MemoryKind, Place};
 const CACHE_BYTES: usize = 1 << 30;
 /// How long an allocation that found no memory waits for freed memory that streams still use.
 const SHORTAGE_PATIENCE: Duration = Duration::from_secs(10);
+/// Freed allocations that a free or an allocation looks at: with many waiting, neither is to take longer for it.
+const GLANCE: usize = 32;
 /// The legacy default stream, and the calling thread's own.
 const LEGACY: RawStream = RawStream(1);
 const PER_THREAD: RawStream = RawStream(2);
@@ -134,7 +136,7 @@ impl Shared {
     pub(super) fn allocate(&self, kind: MemoryKind, bytes: usize, device: i32) -> Result<u64, MappedError> {
         let device = self.device(device)?;
         device.relaxed(|| {
-            self.collect();
+            self.collect(GLANCE);
             match self.make(kind, bytes, &device) {
                 Err(error) if is_shortage(&error) && self.holds_freed() => {
                     self.release(SHORTAGE_PATIENCE);
@@ -182,10 +184,17 @@ impl Shared {
     fn make(&self, kind: MemoryKind, bytes: usize, device: &Device) -> Result<u64, MappedError> {
         let backing = match kind {
             MemoryKind::Device => self.make_device(bytes, device)?,
-            MemoryKind::PageLocked => match self.take_cached(bytes, device) {
-                Some(cached) => cached,
-                None => self.make_page_locked(bytes, device)?,
-            },
+            MemoryKind::PageLocked => {
+                let mut cached = self.take_cached(bytes, device);
+                if cached.is_none() {
+                    self.collect(usize::MAX); // all of it costs less than page-locking
+                    cached = self.take_cached(bytes, device);
+                }
+                match cached {
+                    Some(cached) => cached,
+                    None => self.make_page_locked(bytes, device)?,
+                }
+            }
         };
         let address = backing.address();
         let mut state = self.state();
@@ -271,7 +280,7 @@ impl Shared {
             // SAFETY: the caller's promise for `stream`, that of `record_stream` for the others.
             let ordered = unsafe { order::order(backing, &streams, &devices) };
             let lost = self.settle(ordered).map(|source| FreeError::Unordered { address, bytes, source });
-            self.collect();
+            self.collect(GLANCE);
             lost.map_or(Ok(()), Err)
         })
     }
@@ -320,21 +329,27 @@ impl Shared {
         }
     }
 
-    /// Looks for what streams have done with, unless another thread does.
-    fn collect(&self) {
+    /// Looks for what streams have done with, unless another thread does: at most at so many freed allocations, those that
+    /// were not looked at for the longest.
+    fn collect(&self, most: usize) {
         match self.collecting.try_lock() {
-            Ok(_turn) => self.collect_now(),
+            Ok(_turn) => self.collect_now(most),
             Err(TryLockError::Poisoned(poisoned)) => {
                 let _turn = poisoned.into_inner();
-                self.collect_now();
+                self.collect_now(most);
             }
             Err(TryLockError::WouldBlock) => {}
         }
     }
 
     /// The same for the thread that holds `collecting`: only such a one takes from the list.
-    fn collect_now(&self) {
-        let mut round = Round { shared: self, left: std::mem::take(&mut self.state().waiting), still: VecDeque::new() };
+    fn collect_now(&self, most: usize) {
+        let left = {
+            let mut state = self.state();
+            let most = most.min(state.waiting.len());
+            state.waiting.drain(..most).collect()
+        };
+        let mut round = Round { shared: self, left, still: VecDeque::new() };
         let Some(first) = round.left.front() else { return };
         let device = first.backing.device().clone();
         device.relaxed(|| {
@@ -359,7 +374,7 @@ impl Shared {
         let begun = Instant::now();
         let mut pause = Duration::from_micros(100);
         loop {
-            self.collect();
+            self.collect(usize::MAX);
             let cached = std::mem::take(&mut self.state().cached);
             self.give_back(Place::Cached, cached);
             let held = self.statistics(None);
@@ -375,7 +390,7 @@ impl Shared {
     }
 }
 
-/// One look through the list. What it has not come to goes back, also if it ends by a panic (invariant 3).
+/// One look at some of the list. What it has not come to goes back, also if it ends by a panic (invariant 3).
 struct Round<'s> {
     shared: &'s Shared,
     left: VecDeque<Waiting>,
@@ -385,9 +400,8 @@ struct Round<'s> {
 impl Drop for Round<'_> {
     fn drop(&mut self) {
         let mut state = self.shared.state();
-        self.still.append(&mut self.left);
-        self.still.append(&mut state.waiting); // freed meanwhile
-        state.waiting = std::mem::take(&mut self.still);
+        state.waiting.append(&mut self.still);
+        state.waiting.append(&mut self.left);
     }
 }
 
@@ -449,7 +463,7 @@ impl Drop for Shared {
             std::mem::forget(std::mem::take(state));
             return;
         }
-        self.collect();
+        self.collect(usize::MAX);
         let mut state = self.state();
         let live = std::mem::take(&mut state.live);
         let (waiting, captured) = (std::mem::take(&mut state.waiting), std::mem::take(&mut state.captured));
