@@ -156,8 +156,8 @@ pub use learner::{Batches, DeviceUseError, Learner, NextBatch, NextError, Select
 #[cfg(feature = "mapped-allocator")]
 pub use mapped::{FreeError, KindStatistics, MappedAllocator, MappedError, MappedMemory, MappedStatistics, MemoryKind};
 pub use memory::{
-    BudgetRefusal, MapOutcome, MemoryLimit, MemoryLimitKind, PinOutcome, PinPhase, PinProgress, PinReport, PinTimes,
-    PinTrial, RegisterRefusal, RingError, SlotEnd,
+    BudgetRefusal, MapOutcome, MemoryLimit, MemoryLimitKind, NodeBytes, PinOutcome, PinPhase, PinProgress, PinReport,
+    PinTimes, PinTrial, RegisterRefusal, RingError, SlotEnd,
 };
 pub use metrics::{DeviceMetrics, Lag, Latency, Metrics};
 pub use sample::{Column, Pad, Sample};

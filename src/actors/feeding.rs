@@ -136,7 +136,7 @@ impl Feeding {
             let slot_bytes = plan.download_bytes.next_multiple_of(SLOT_ALIGN);
             let (ring, watch) = (RingPlan { slot_bytes, slots: 2, beside: 0 }, PinWatch::new(None));
             let host = match plan.pinned {
-                true => Ring::pinned(&ring, &plan.search, &watch)?,
+                true => Ring::pinned(&ring, &plan.search, || device.pci_address(), &watch)?,
                 false => Ring::unpinned(&ring, &watch)?,
             };
             let (sender, receiver) = crossbeam_channel::unbounded();

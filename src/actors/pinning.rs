@@ -65,7 +65,10 @@ impl Pinning {
             _ => None,
         };
         let ring = match cuda {
-            Some(search) => Ring::pinned(ring, search, watch),
+            Some(search) => {
+                let address = || selected.as_ref()?.as_ref().ok()?.pci_address();
+                Ring::pinned(ring, search, address, watch)
+            }
             None => Ring::unpinned(ring, watch),
         };
         // Without CUDA the first fails too, but the ring's error names everything that was looked at.

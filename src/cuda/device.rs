@@ -127,6 +127,20 @@ impl Device {
         self.0.name.clone()
     }
 
+    /// Its address on the PCI bus, as `0000:C1:00.0`; `None` where the driver does not say.
+    pub(crate) fn pci_address(&self) -> Option<String> {
+        let mut address = [0; NAME_BYTES];
+        let Context { table, device, ordinal, .. } = &*self.0;
+        // SAFETY: the buffer is ours and as long as the second argument says; the driver ends what it writes with a zero.
+        let answer = unsafe { (table.cuDeviceGetPCIBusId)(address.as_mut_ptr(), NAME_BYTES as c_int, *device) };
+        if let Err(error) = table.check("cuDeviceGetPCIBusId", answer) {
+            tracing::debug!(ordinal, %error, "the driver does not say where the device is");
+            return None;
+        }
+        let address = address.map(|c| c as u8);
+        CStr::from_bytes_until_nul(&address).ok().map(|address| address.to_string_lossy().into())
+    }
+
     /// Whether both are the same device's context.
     pub(crate) fn is(&self, other: &Device) -> bool {
         self.0.context == other.0.context && self.0.table.cuInit as usize == other.0.table.cuInit as usize

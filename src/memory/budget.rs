@@ -18,6 +18,7 @@ use std::path::{Component, Path, PathBuf};
 pub(crate) struct HostFiles {
     proc_root: PathBuf,
     cgroup_root: PathBuf,
+    sys_root: PathBuf,
 }
 
 /// Which rule a [`MemoryLimit`] comes from.
@@ -121,12 +122,25 @@ struct Hierarchy {
 impl HostFiles {
     /// The files of the running system.
     pub(crate) fn system() -> HostFiles {
-        HostFiles::at("/proc", "/sys/fs/cgroup")
+        HostFiles::at("/proc", "/sys/fs/cgroup").with_sys("/sys")
     }
 
-    /// Files under other roots, laid out as `/proc` and `/sys/fs/cgroup` are.
+    /// Files under other roots, laid out as `/proc` and `/sys/fs/cgroup` are; nothing is known of devices and nodes.
     pub(crate) fn at(proc_root: impl Into<PathBuf>, cgroup_root: impl Into<PathBuf>) -> HostFiles {
-        HostFiles { proc_root: proc_root.into(), cgroup_root: cgroup_root.into() }
+        HostFiles { proc_root: proc_root.into(), cgroup_root: cgroup_root.into(), sys_root: "/nonexistent".into() }
+    }
+
+    /// With a root laid out as `/sys` is.
+    pub(super) fn with_sys(self, sys_root: impl Into<PathBuf>) -> HostFiles {
+        HostFiles { sys_root: sys_root.into(), ..self }
+    }
+
+    pub(super) fn proc_root(&self) -> &Path {
+        &self.proc_root
+    }
+
+    pub(super) fn sys_root(&self) -> &Path {
+        &self.sys_root
     }
 
     /// Reads every limit there is.

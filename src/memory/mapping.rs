@@ -106,6 +106,11 @@ impl Mapping {
         self.bytes
     }
 
+    pub(super) fn addresses(&self) -> Range<usize> {
+        let start = self.start.addr().get();
+        start..start + self.bytes
+    }
+
     /// The address `offset` bytes in.
     ///
     /// # Panics
@@ -145,7 +150,7 @@ impl Mapping {
 
     /// What the kernel has behind the mapping now. `None` where it does not say.
     pub(super) fn pages(&self) -> Option<Pages> {
-        let ours = self.start.addr().get()..self.start.addr().get() + self.bytes;
+        let ours = self.addresses();
         let mut inside = false;
         let mut found: Option<Pages> = None;
         for line in BufReader::new(File::open("/proc/self/smaps").ok()?).lines() {

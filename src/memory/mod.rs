@@ -2,7 +2,7 @@
 //!
 //! Bottom up: `os` (system calls) → `mapping`, `fork` → `prefault`, `registration` → `ring`, `block` (one registration
 //! alone). To the side: `budget`
-//! (may we?), `progress` (how far?), `report` (how did it go?), `error` (why not?), `trial` (all of it without a
+//! (may we?), `numa` (where?), `progress` (how far?), `report` (how did it go?), `error` (why not?), `trial` (all of it without a
 //! feed). This module owns the bytes of a feed and knows nothing of what they mean: no schema, no leases, no device
 //! memory, no copies.
 
@@ -12,6 +12,7 @@ mod budget;
 mod error;
 mod fork;
 mod mapping;
+mod numa;
 mod os;
 mod prefault;
 mod progress;
@@ -25,6 +26,7 @@ mod tests;
 
 pub use self::budget::{MemoryLimit, MemoryLimitKind};
 pub use self::error::{BudgetRefusal, RegisterRefusal, RingError, SlotEnd};
+pub use self::numa::NodeBytes;
 pub use self::progress::{PinPhase, PinProgress};
 pub use self::report::{PinReport, PinTimes};
 pub use self::trial::{MapOutcome, PinOutcome, PinTrial};

@@ -11,6 +11,7 @@ use std::thread;
 
 use super::error::RingError;
 use super::mapping::{HUGE_PAGE_BYTES, Mapping};
+use super::numa::{Node, OnNode};
 use super::progress::PinWatch;
 
 /// What a thread takes at a time, and how often a start can be cancelled: whole huge pages.
@@ -34,13 +35,20 @@ pub(super) fn block_threads() -> usize {
     thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_BLOCK_THREADS))
 }
 
-/// Makes every page of `mapping` present. Returns how many threads worked at it.
-pub(super) fn prefault(mapping: &Mapping, threads: usize, watch: &PinWatch) -> Result<usize, RingError> {
+/// Makes every page of `mapping` present, on `node` if there is one that these threads may run on. Returns how many
+/// threads worked at it.
+pub(super) fn prefault(
+    mapping: &Mapping,
+    threads: usize,
+    node: Option<&Node>,
+    watch: &PinWatch,
+) -> Result<usize, RingError> {
     let next = AtomicUsize::new(0);
     let failure: Mutex<Option<io::Error>> = Mutex::new(None);
     let failed = || failure.lock().unwrap_or_else(PoisonError::into_inner);
 
     let work = |tells: bool| {
+        let _on_node = node.and_then(OnNode::enter);
         while failed().is_none() && !watch.is_cancelled() {
             // Relaxed: the cursor only has to give each chunk to one thread; the scope's end publishes the pages.
             let from = next.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
@@ -84,7 +92,7 @@ mod tests {
             let watch = PinWatch::new(None);
             let _running = watch.begin(mapping.bytes());
             watch.enter(PinPhase::Prefaulting).unwrap();
-            let worked = prefault(&mapping, threads, &watch).unwrap();
+            let worked = prefault(&mapping, threads, None, &watch).unwrap();
             assert!((1..=threads.min(3)).contains(&worked), "{worked} of {threads} threads for 3 chunks");
             assert_eq!(watch.progress().bytes_done, mapping.bytes(), "{threads} threads");
         }
@@ -95,7 +103,7 @@ mod tests {
     fn the_pages_are_there_afterwards() {
         let mapping = Mapping::new(CHUNK_BYTES + 4096).unwrap();
         assert_eq!(mapping.pages().unwrap().present, 0);
-        prefault(&mapping, 2, &PinWatch::new(None)).unwrap();
+        prefault(&mapping, 2, None, &PinWatch::new(None)).unwrap();
         assert_eq!(mapping.pages().unwrap().present, mapping.bytes());
     }
 
@@ -107,7 +115,7 @@ mod tests {
         let watch = PinWatch::new(Some(Box::new(move |_| inner.get().unwrap().cancel())));
         slot.set(watch.clone()).unwrap();
         let _running = watch.begin(mapping.bytes());
-        let error = prefault(&mapping, 1, &watch).unwrap_err();
+        let error = prefault(&mapping, 1, None, &watch).unwrap_err();
         assert!(matches!(error, RingError::Cancelled { bytes_done: CHUNK_BYTES, .. }), "{error:?}");
     }
 }

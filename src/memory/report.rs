@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use crate::cuda::CudaReport;
 
+use super::numa::NodeBytes;
+
 /// How long each step of making a ring took.
 ///
 /// Steps that did not occur (all that have to do with CUDA, without pinning) are zero.
@@ -79,6 +81,11 @@ pub struct PinReport {
     /// Bytes that the kernel holds in transparent huge pages; `None` where it does not say. Much less than the whole
     /// means a slow start.
     pub huge_page_bytes: Option<usize>,
+    /// Where the ring lies, by NUMA node; `None` where the kernel does not say.
+    pub nodes: Option<Vec<NodeBytes>>,
+    /// The node of the first device that the feed attaches, where the host has several and the kernel knows it. The ring
+    /// was to lie there.
+    pub device_node: Option<u32>,
     /// How long it took.
     pub times: PinTimes,
 }
@@ -99,6 +106,16 @@ impl fmt::Display for PinReport {
         match self.huge_page_bytes {
             Some(bytes) => writeln!(f, "{bytes} bytes in huge pages")?,
             None => writeln!(f, "whether in huge pages is not known")?,
+        }
+        let nodes = self.nodes.as_deref().unwrap_or_default();
+        if nodes.len() > 1 || self.device_node.is_some() {
+            let lies = nodes.iter().map(NodeBytes::to_string).collect::<Vec<_>>();
+            let lies = if lies.is_empty() { "where it lies is not known".to_owned() } else { lies.join(", ") };
+            write!(f, "  memory: {lies}")?;
+            match self.device_node {
+                Some(node) => writeln!(f, "; the first device is at node {node}")?,
+                None => writeln!(f)?,
+            }
         }
         write!(f, "  {}", self.cuda)
     }

@@ -17,6 +17,7 @@ use super::budget::HostFiles;
 use super::error::{BudgetRefusal, RingError};
 use super::fork::ForkStamp;
 use super::mapping::{Mapping, Pages};
+use super::numa::{Node, NodeBytes};
 use super::prefault::{default_threads, prefault};
 use super::progress::{PinPhase, PinWatch};
 use super::registration::{Held, PIECE_BYTES};
@@ -62,6 +63,8 @@ pub(crate) struct Conditions {
     pub(crate) ignore_budget: bool,
     /// About what one registration takes.
     pub(crate) piece_bytes: usize,
+    /// The NUMA node that the ring is to lie on, if it matters.
+    pub(crate) node: Option<Node>,
 }
 
 impl Conditions {
@@ -72,6 +75,7 @@ impl Conditions {
             prefault_threads: default_threads(),
             ignore_budget: false,
             piece_bytes: PIECE_BYTES,
+            node: None,
         }
     }
 }
@@ -100,9 +104,17 @@ impl Ring {
         Ring::unpinned_under(&Conditions::here(), plan, watch)
     }
 
-    /// A ring of which every byte is page-locked for every device, and was verified to be.
-    pub(crate) fn pinned(plan: &RingPlan, search: &CudaSearch, watch: &PinWatch) -> Result<Ring, RingError> {
-        Ring::pinned_under(&Conditions::here(), plan, || Cuda::find(search), watch)
+    /// A ring of which every byte is page-locked for every device, and was verified to be. `address`: the PCI address of
+    /// the device that it is to be near; asked for only where a ring can be far.
+    pub(crate) fn pinned(
+        plan: &RingPlan,
+        search: &CudaSearch,
+        address: impl FnOnce() -> Option<String>,
+        watch: &PinWatch,
+    ) -> Result<Ring, RingError> {
+        let here = Conditions::here();
+        let conditions = Conditions { node: here.host.node_near(address), ..here };
+        Ring::pinned_under(&conditions, plan, || Cuda::find(search), watch)
     }
 
     /// As [`unpinned`](Ring::unpinned), on terms of the caller's.
@@ -144,6 +156,9 @@ impl Ring {
         let addresses = pin(&mut held, &cuda, conditions, watch, &mut times)?;
 
         watch.enter(PinPhase::Done)?;
+        let nodes = conditions.host.nodes_of(held.mapping().addresses());
+        let device_node = conditions.node.as_ref().map(|node| node.number);
+        warn_if_far(nodes.as_deref(), device_node);
         let report = PinReport {
             cuda: cuda.report(),
             page_locked_bytes: bytes,
@@ -151,6 +166,8 @@ impl Ring {
             pieces: held.pieces().len(),
             prefault_threads,
             huge_page_bytes: held.mapping().pages().map(|pages| pages.huge),
+            nodes,
+            device_node,
             times,
         };
         tracing::info!(bytes, slots = plan.slots, library = %cuda.library().display(), "ring page-locked");
@@ -231,6 +248,15 @@ impl Ring {
     }
 }
 
+/// Says so if a part of the ring is not at its device's node: full there, or barred from it by the process's own rules.
+fn warn_if_far(nodes: Option<&[NodeBytes]>, device_node: Option<u32>) {
+    let (Some(nodes), Some(device_node)) = (nodes, device_node) else { return };
+    let bytes: usize = nodes.iter().filter(|on| on.node != device_node).map(|on| on.bytes).sum();
+    if bytes > 0 {
+        tracing::warn!(bytes, device_node, "a part of the ring lies on another NUMA node than its device's");
+    }
+}
+
 /// Refuses a ring that this process has no memory for. Nothing has been allocated.
 pub(super) fn check_budget(bytes: usize, beside: usize, conditions: &Conditions) -> Result<(), RingError> {
     if conditions.ignore_budget {
@@ -262,7 +288,7 @@ pub(super) fn map(
 
     watch.enter(PinPhase::Prefaulting)?;
     let began = Instant::now();
-    let threads = prefault(&mapping, conditions.prefault_threads, watch)?;
+    let threads = prefault(&mapping, conditions.prefault_threads, conditions.node.as_ref(), watch)?;
     times.prefault = began.elapsed();
     Ok((Held::new(mapping, plan.slot_bytes, plan.slots, cuda), threads))
 }

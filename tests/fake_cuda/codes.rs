@@ -120,6 +120,7 @@ pub fn needs_context(function: &str) -> bool {
             | "cuDeviceGet"
             | "cuDeviceGetCount"
             | "cuDeviceGetName"
+            | "cuDeviceGetPCIBusId"
             | "cuDevicePrimaryCtxRelease_v2"
             | "cuDevicePrimaryCtxReset_v2"
             | "cuCtxGetCurrent"

@@ -56,6 +56,23 @@ pub unsafe extern "C" fn cuDeviceGetName(out: *mut c_char, room: i32, device: i3
 }
 
 #[no_mangle]
+pub unsafe extern "C" fn cuDeviceGetPCIBusId(out: *mut c_char, room: i32, device: i32) -> i32 {
+    call(c"cuDeviceGetPCIBusId", args![out, room, device], |s| {
+        s.device(device)?;
+        let address = format!("0000:{:02X}:00.0", 0xc1 + device);
+        if out.is_null() || (room as usize) <= address.len() {
+            return Err(1);
+        }
+        // SAFETY: the caller's buffer of `room` bytes, which is enough.
+        unsafe {
+            std::ptr::copy_nonoverlapping(address.as_ptr(), out.cast::<u8>(), address.len());
+            out.add(address.len()).write(0);
+        }
+        Ok(())
+    })
+}
+
+#[no_mangle]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(out: *mut usize, device: i32) -> i32 {
     call(c"cuDevicePrimaryCtxRetain", args![out, device], |s| {
         let context = s.retain(device)?;

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use super::super::budget::MemoryLimitKind;
+use super::super::budget::{HostFiles, MemoryLimitKind};
 use super::super::error::{RingError, SlotEnd};
 use super::super::progress::{PinPhase, PinWatch};
 use super::super::ring::Ring;
@@ -14,6 +14,39 @@ use super::{
     MIB, alone, assert_nothing_is_left, baseline, code, conditions, pin, pin_watched, plan, resident_ring_bytes,
     ring_ranges, watch,
 };
+
+#[cfg(target_os = "linux")]
+alone! {
+    fn a_ring_near_a_device_says_where_it_lies_and_its_thread_goes_on_as_before() {
+        use super::super::numa::Node;
+        use super::super::ring::Conditions;
+        use rustix::thread::{CpuSet, sched_getaffinity};
+        let before = baseline();
+        let allowed = sched_getaffinity(None).unwrap();
+        let last = (0..CpuSet::MAX_CPU).rev().find(|&cpu| allowed.is_set(cpu)).unwrap();
+        let node = Some(Node { number: 77, processors: vec![last] });
+        let here = Conditions { host: HostFiles::system(), node, ..conditions(2 * MIB) };
+        let during = Arc::new(OnceLock::new());
+        let set = Arc::clone(&during);
+        let watch = watch(move |progress| {
+            if progress.phase == PinPhase::Prefaulting && progress.bytes_done > 0 {
+                set.get_or_init(|| sched_getaffinity(None).unwrap());
+            }
+        });
+        let ring = Ring::pinned_under(&here, &plan(MIB, 5), || Ok(fake::cuda()), &watch).unwrap();
+        let during = during.get().unwrap();
+        assert!(during.count() == 1 && during.is_set(last), "pages are faulted in by the node's processors");
+        assert_eq!(sched_getaffinity(None).unwrap(), allowed);
+        let report = ring.report().unwrap();
+        assert_eq!(report.device_node, Some(77));
+        if let Some(nodes) = &report.nodes {
+            assert_eq!(nodes.iter().map(|on| on.bytes).sum::<usize>(), 5 * MIB, "{nodes:?}");
+            assert!(report.to_string().contains("; the first device is at node 77"), "{report}");
+        }
+        drop(ring);
+        assert_nothing_is_left(&before);
+    }
+}
 
 alone! {
     fn every_slot_is_registered_verified_and_reachable_by_devices() {

@@ -40,6 +40,12 @@ fn table() -> DeviceTable {
             (0..room as usize).for_each(|at| { put(out.wrapping_add(at), b'x' as c_char); });
             0
         }),
+        cuDeviceGetPCIBusId: answers!(cuDeviceGetPCIBusId(out: *mut c_char, room: c_int, device: c_int) {
+            assert!(room >= 13 && device == 43);
+            let address = b"0000:C1:00.0\0";
+            (0..address.len()).for_each(|at| { put(out.wrapping_add(at), address[at] as c_char); });
+            0
+        }),
         cuDevicePrimaryCtxRetain: answers!(cuDevicePrimaryCtxRetain(out: *mut usize, device: c_int) put(out, device as usize * 10)),
         cuDevicePrimaryCtxRelease_v2: answers!(cuDevicePrimaryCtxRelease(device: c_int) device - 43),
         cuCtxGetCurrent: answers!(cuCtxGetCurrent(out: *mut usize) put(out, 7)),
@@ -98,6 +104,10 @@ fn table() -> DeviceTable {
     }
 }
 
+unsafe extern "C" fn mute(_: *mut c_char, _: c_int, _: c_int) -> c_int {
+    1
+}
+
 fn called() -> Vec<&'static str> {
     CALLED.take()
 }
@@ -110,6 +120,12 @@ fn a_device_is_what_the_table_says() {
     const RELAXED: &str = "cuThreadExchangeStreamCaptureMode";
     assert_eq!(called(), ["cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDevicePrimaryCtxRetain"]);
     assert_eq!((device.ordinal(), device.name().as_str()), (3, ""), "a name that does not end is none");
+
+    assert_eq!(device.pci_address().unwrap(), "0000:C1:00.0");
+    assert_eq!(called(), ["cuDeviceGetPCIBusId"], "no context is made current for it");
+    let mute = DeviceTable { cuDeviceGetPCIBusId: mute, ..table() };
+    assert_eq!(Device::from_table(mute, 3).unwrap().pci_address(), None);
+    called();
 
     let stream = device.stream(true).unwrap();
     assert_eq!(stream.raw().0, 0x51);
