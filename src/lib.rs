@@ -148,6 +148,7 @@ pub use feeding::batch::{DeviceBatch, DeviceColumn};
 pub use feeding::copy::{CopyError, CopyTicket, DeviceCopier};
 pub use feeding::learner::DeviceLearner;
 pub use feeding::rounds::Deal;
+pub use feeding::updates::DeviceUpdateError;
 pub use gather::{Gather, GatherReport};
 pub use intake::WhenFull;
 pub use keys::{Keys, UpdateError, Updated};

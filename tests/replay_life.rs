@@ -317,7 +317,7 @@ alone! {
                     let value = step as f32 + 0.25 * lane as f32;
                     assert_eq!((now[row * 2], next[row * 2 + 1]), (value, value + 1.0));
                 }
-                let updated = learner.update_priorities(&batch.keys(), &[1.0; 8]).unwrap();
+                let updated = learner.update_priorities_from_host(&batch.keys(), &[1.0; 8]).unwrap();
                 assert_eq!(updated.applied + updated.stale, 8);
             }
             feed.stop(PATIENCE).unwrap();

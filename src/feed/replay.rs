@@ -1,10 +1,11 @@
 //! Settings of a replay feed, and their checks.
 
 use super::Feed;
-use super::builder::{FeedBuilder, config};
+use super::builder::{FeedBuilder, Pinning, config};
 use crate::error::{Error, ErrorKind, Result};
 use crate::intake::WhenFull;
-use crate::layout::Layout;
+use crate::layout::{Layout, SLOT_ALIGN};
+use crate::memory::RingPlan;
 use crate::select::pace::Setting;
 use crate::select::{Pace, Sampler};
 use crate::store::{Mixed, Selector, StoreConfig, StorePlan};
@@ -164,6 +165,29 @@ impl FeedBuilder {
             config("the samples of the second store are not declared as these are: give both feeds the same step and sample")
         });
         mixed.map(Some)
+    }
+
+    /// Room on each device's host side for priorities that come back; `None` where none do.
+    pub(super) fn update_room(&self) -> Result<Option<RingPlan>> {
+        let own = self.replay.as_ref().is_some_and(|(_, sampler)| sampler.has_priorities());
+        let mixed = self.mix.as_ref().and_then(|(store, _)| store.as_ref()).is_some_and(|store| store.has_priorities);
+        if self.replay.is_none() || !(own || mixed) || self.devices.is_empty() || self.pinning == Pinning::Off {
+            return Ok(None);
+        }
+        let slot_bytes = self.batch.checked_mul(size_of::<f32>()).and_then(|b| b.checked_next_multiple_of(SLOT_ALIGN));
+        let slots = self.buffers.checked_add(self.prefetch).and_then(|slots| slots.checked_add(1));
+        let room = slot_bytes.zip(slots).map(|(slot_bytes, slots)| RingPlan { slot_bytes, slots, beside: 0 });
+        let fits = |room: &RingPlan| {
+            let all = room.slot_bytes.checked_mul(room.slots).and_then(|bytes| bytes.checked_mul(self.devices.len()));
+            all.is_some_and(|bytes| isize::try_from(bytes).is_ok())
+        };
+        let text = || {
+            format!(
+                "the priorities of {} and {} batches are more bytes than can be addressed",
+                self.buffers, self.prefetch
+            )
+        };
+        room.filter(fits).map(Some).ok_or_else(|| config(text()))
     }
 
     /// The store's size, checked: `None` without one.

@@ -318,6 +318,12 @@ impl IntakeGate {
         }
     }
 
+    /// Whether a sampler has any use for new priorities.
+    pub(crate) fn has_priorities(&self) -> bool {
+        let mixed = self.mixed.as_ref().map(|mixed| &mixed.store);
+        self.store.iter().chain(mixed).any(|store| store.has_priorities)
+    }
+
     /// The reason why nothing can be written any more.
     pub(crate) fn closed(&self) -> Option<Closed> {
         if self.is_inherited() {
