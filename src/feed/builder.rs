@@ -180,6 +180,12 @@ pub(super) fn config(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Config, text)
 }
 
+/// The seed that was given, or a new one.
+pub(super) fn system_seed(given: Option<u64>) -> Result<u64> {
+    let no_seed = |error| config(format!("the operating system gave no seed ({error}): give one with `.seed`"));
+    given.map_or_else(|| rand::rngs::SysRng.try_next_u64().map_err(no_seed), Ok)
+}
+
 /// Ordinary memory for one lane.
 pub(super) fn lane_bytes(layout: &Layout, lockstep: bool) -> Result<usize> {
     let depth = buffer_depth(layout, lockstep);
@@ -360,12 +366,7 @@ impl FeedBuilder {
         let layout = Arc::new(self.layout()?);
         let slots = footprint.ring_bytes / layout.slot_bytes;
         let plan = RingPlan { slot_bytes: layout.slot_bytes, slots, beside: footprint.ordinary_bytes };
-        let seed = match self.seed {
-            Some(seed) => seed,
-            None => rand::rngs::SysRng.try_next_u64().map_err(|error| {
-                config(format!("the operating system gave no seed ({error}): give one with `.seed`"))
-            })?,
-        };
+        let seed = system_seed(self.seed)?;
         let buffers = self.buffers;
         let gather_threads = self.gather_threads.unwrap_or_else(replay::gather_threads);
         let updates = self.update_room()?;

@@ -5,10 +5,12 @@
 mod builder;
 mod gathering;
 mod replay;
+mod store;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 
 pub use builder::{FeedBuilder, Footprint, Pinning, StartHandle};
+pub use store::{Store, StoreBuilder};
 
 use crate::actors::host::{self, Hosted};
 use crate::actors::supervisor::{Common, Stop, Supervisor};
@@ -25,7 +27,7 @@ use crate::layout::ColumnInfo;
 use crate::learner::Learner;
 use crate::memory::{PinReport, memory_limit};
 use crate::metrics::Metrics;
-use crate::store::{Loaded, Saved, Store};
+use crate::store::{Loaded, Saved, Store as Steps};
 use crate::sync::lock;
 use crate::writer::Writer;
 use std::ffi::c_void;
@@ -264,7 +266,7 @@ impl Feed {
     /// [`ErrorKind::Misuse`] if none was, [`ErrorKind::Config`] outside of 0 to 1.
     pub fn set_fraction(&self, fraction: f64) -> Result<()> {
         replay::check_fraction(fraction)?;
-        let none = "nothing is mixed in: build the feed with `.mix(&other, fraction)`";
+        let none = "nothing is mixed in: build the feed with `.mix(&store, fraction)`";
         let mixed = self.gate.mixed.as_ref().ok_or_else(|| Error::new(ErrorKind::Misuse, none))?;
         mixed.set_fraction(fraction);
         Ok(())
@@ -321,7 +323,7 @@ impl Feed {
         Ok(self.store("load")?.load(path.as_ref(), &writers, &|| self.discard_waiting())?)
     }
 
-    fn store(&self, verb: &str) -> Result<&Store> {
+    fn store(&self, verb: &str) -> Result<&Steps> {
         if self.gate.is_inherited() {
             return Err(Closed::UsedAfterFork.into());
         }
@@ -504,7 +506,7 @@ fn seat_writer(gate: &Arc<IntakeGate>, seed: u64, lanes: usize) -> Result<Writer
         NoSeat::Lanes { max, taken } => Error::new(
             ErrorKind::Config,
             format!(
-                "a writer of {lanes} lanes does not fit: the feed was built for {max} lanes, of which {taken} are \
+                "a writer of {lanes} lanes does not fit: there is room for {max} lanes, of which {taken} are \
                  taken; raise `.lanes(…)` or `.lockstep(…)`, or drop a writer"
             ),
         ),
