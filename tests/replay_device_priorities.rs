@@ -329,6 +329,38 @@ alone! {
     }
 }
 
+alone! {
+    /// Rows of a second store are its own sampler's, also where the feed's has no priorities.
+    fn of_a_mixture_each_store_hears_of_its_own_rows() {
+        let (fake, kind) = (fake("mixture", 1), Counted::new());
+        fake.auto_run(true);
+        let store = Store::builder(kind.sample.clone(), 256, Prioritized::new(1.0, 1.0)).build().unwrap();
+        kind.write(&mut store.writer(1).unwrap(), 1000..1100).unwrap();
+        let builder = || kind.builder(&search(&fake)).gather(Gather::Auto).replay(256, Uniform::new()).mix(&store, 0.5);
+        let footprint = builder().footprint().unwrap();
+        assert_eq!(footprint.page_locked_bytes, footprint.ring_bytes + 6 * SLOT_ALIGN);
+        let feed = builder().start().unwrap();
+        let stream = fake.user_stream(1);
+        let learner = learner_on(&feed, 0, stream).unwrap();
+        let mut writer = feed.writer(1).unwrap();
+        kind.write(&mut writer, 0..200).unwrap();
+        let memory = fake.user_memory(ROWS * 4);
+        assert_eq!(fake.user_copy_in(memory, UPDATED.as_ptr().cast(), ROWS * 4, stream), 0);
+        let keys = (0..8).map(|_| learner.next_batch().unwrap().keys()).last().unwrap();
+        // SAFETY: as many values were put there.
+        unsafe { learner.update_priorities(&keys, memory, ROWS) }.unwrap();
+        until("it has come", || feed.metrics().devices[0].updates == 1);
+        let steps: Vec<u64> = keys.iter().map(|(_, step)| step).collect();
+        let last = |row: usize| (4..ROWS).rfind(|&other| steps[other] == steps[row]).unwrap();
+        let expected: Vec<_> = (0..ROWS).map(|row| (row >= 4).then(|| UPDATED[last(row)])).collect();
+        assert_eq!(feed.peek(&keys).unwrap(), expected, "the last four are the second store's");
+        drop((learner, writer, feed, store));
+        fake.free_user_memory(memory);
+        assert_devices_are_clean(&fake, 1);
+        life::assert_nothing_is_left_with(&fake);
+    }
+}
+
 // ---- ends ------------------------------------------------------------------------------------------------------------
 
 alone! {
