@@ -282,8 +282,8 @@ impl Feed {
     }
 
     /// Forgets every stored step and every batch that was sampled and not taken; the pace begins anew. Lanes go on where
-    /// they are, in their episodes; no later sample reaches back behind this. Device batches that were handed over already
-    /// stay.
+    /// they are, in their episodes; no later sample reaches back behind this. Where devices have their
+    /// [rounds](crate::Deal::Rounds), the batches that wait for them stay: each is somebody's.
     ///
     /// # Errors
     /// [`ErrorKind::Misuse`] without a replay store.
@@ -303,8 +303,8 @@ impl Feed {
     /// Saves the replay store in a file, while it is written and sampled: what is live now, the priorities, the sampler's
     /// state and draws, and how far the pace is. The form is [safetensors](https://github.com/huggingface/safetensors), which
     /// Python opens: a leaf is an array under its own name, a record (a step, or the final observation of an episode) a row. The
-    /// file takes its name when it is whole. A writer that catches up waits for a chunk at a time; batches that were
-    /// selected are not saved.
+    /// file takes its name when it is whole. A writer that catches up waits for a chunk at a time. Batches that were
+    /// selected and not taken are not saved, nor are priorities that are still on their way from a device.
     ///
     /// # Errors
     /// [`CheckpointError`](crate::CheckpointError), as the kind [`ErrorKind::File`] or [`ErrorKind::Misuse`].
@@ -314,7 +314,8 @@ impl Feed {
 
     /// Replaces what the replay store holds by a file that [`save`](Feed::save) wrote, or another program in that form. Before
     /// writers are made. The settings of this feed stand: what is more than its capacity is left out, the oldest first. If
-    /// store and sampler are of the same settings, selections go on exactly where they were.
+    /// store and sampler are of the same settings, selections go on exactly where they were. What was selected before and not
+    /// taken reaches nobody, but for batches that devices have by [rounds](crate::Deal::Rounds).
     ///
     /// # Errors
     /// [`CheckpointError`](crate::CheckpointError). A file that does not fit leaves everything as it was.

@@ -29,6 +29,8 @@ pub(crate) struct Ready {
     pub(crate) rows: usize,
     pub(crate) sequence: u64,
     pub(crate) sealed: Instant,
+    /// As of the sealed batch.
+    pub(crate) clears: u64,
 }
 
 /// Host memory that a queued copy still reads, and the event that says when it is over.

@@ -230,7 +230,7 @@ impl Feeder {
 
     /// Issues the copy or the gather of one batch and hands it over.
     fn issue(&mut self, sealed: Sealed, mut buffer: Buffer) -> Result<(), CudaError> {
-        let Sealed { lease, rows, sequence, sealed, ends_pass, gather, credit } = sealed;
+        let Sealed { lease, rows, sequence, sealed, ends_pass, clears, gather, credit } = sealed;
         match (credit, &self.desk.gate.gathering) {
             (Some(credit), _) => credit.spend(),
             (None, Some(gathering)) => gathering.lend(-1),
@@ -281,7 +281,7 @@ impl Feeder {
         desk.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         self.in_flight.push_back(Flight { source, done: ready.clone() });
         desk.in_flight.store(self.in_flight.len(), Ordering::Relaxed);
-        let ready = Ready { buffer, ready, rows, sequence, sealed };
+        let ready = Ready { buffer, ready, rows, sequence, sealed, clears };
         let put = match &desk.seat {
             None => desk.put(ready),
             Some(seat) => seat.put(ready),

@@ -225,7 +225,15 @@ impl DeviceLearner {
         }
         side.check_thread()?;
         side.check_capture()?;
-        let Some(taken) = self.await_batch(patience)? else { return Ok(None) };
+        let taken = loop {
+            let Some(taken) = self.await_batch(patience)? else { return Ok(None) };
+            // By rounds each batch is somebody's.
+            let store = desk.gate.store.as_ref().filter(|_| desk.seat.is_none());
+            if store.is_none_or(|store| store.counts(taken.clears, taken.rows)) {
+                break taken;
+            }
+            desk.give_back(taken.buffer); // its store was cleared or loaded since; its last use is the copy itself
+        };
         let round = desk.seat.as_ref().map(|seat| (seat, seat.round(taken.sequence)));
         if let Some((seat, round)) = round
             && let Err(reason) = seat.begin(round)
@@ -234,7 +242,7 @@ impl DeviceLearner {
             return Err(reason.into());
         }
         let round = round.map(|(_, round)| round);
-        let Ready { buffer, ready, rows, sequence, sealed } = taken;
+        let Ready { buffer, ready, rows, sequence, sealed, .. } = taken;
         // SAFETY: the learner's stream lives; the event is recorded, since the batch was handed over after that.
         if let Err(error) = unsafe { desk.device.wait(side.stream, &ready) } {
             desk.gate.count_untaken(rows as u64);
