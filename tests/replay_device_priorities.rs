@@ -404,6 +404,10 @@ alone! {
         let rig = Rig::new("never", |b| b);
         rig.fake.auto_run(true);
         let keys = rig.keys();
+        until("both buffers are full, and nothing is under way", || {
+            let device = &rig.feed.metrics().devices[0];
+            (device.batches_waiting, device.copies_in_flight) == (2, 0)
+        });
         rig.fake.hold(rig.stream, true);
         (0..3).for_each(|_| rig.update(&keys).unwrap());
         let report = rig.feed.stop(Duration::from_secs(1)).unwrap();
