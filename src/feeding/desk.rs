@@ -26,11 +26,16 @@ pub(crate) struct Ready {
     pub(crate) buffer: Buffer,
     /// Recorded behind the copy. The buffer has it too, until it is filled again.
     pub(crate) ready: Arc<Event>,
-    pub(crate) rows: usize,
     pub(crate) sequence: u64,
     pub(crate) sealed: Instant,
     /// As of the sealed batch.
     pub(crate) clears: u64,
+}
+
+impl Ready {
+    pub(crate) fn rows(&self) -> usize {
+        self.buffer.records.len()
+    }
 }
 
 /// Host memory that a queued copy still reads, and the event that says when it is over.
@@ -204,7 +209,7 @@ impl Desk {
 
     /// A copied batch that no learner gets.
     pub(crate) fn take_back(&self, ready: Ready) {
-        self.gate.count_untaken(ready.rows as u64);
+        self.gate.count_untaken(ready.rows() as u64);
         self.give_back(ready.buffer);
     }
 

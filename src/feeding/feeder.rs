@@ -281,7 +281,7 @@ impl Feeder {
         desk.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         self.in_flight.push_back(Flight { source, done: ready.clone() });
         desk.in_flight.store(self.in_flight.len(), Ordering::Relaxed);
-        let ready = Ready { buffer, ready, rows, sequence, sealed, clears };
+        let ready = Ready { buffer, ready, sequence, sealed, clears };
         let put = match &desk.seat {
             None => desk.put(ready),
             Some(seat) => seat.put(ready),

@@ -229,7 +229,7 @@ impl DeviceLearner {
             let Some(taken) = self.await_batch(patience)? else { return Ok(None) };
             // By rounds each batch is somebody's.
             let store = desk.gate.store.as_ref().filter(|_| desk.seat.is_none());
-            if store.is_none_or(|store| store.counts(taken.clears, taken.rows)) {
+            if store.is_none_or(|store| store.counts(taken.clears, taken.rows())) {
                 break taken;
             }
             desk.give_back(taken.buffer); // its store was cleared or loaded since; its last use is the copy itself
@@ -242,7 +242,8 @@ impl DeviceLearner {
             return Err(reason.into());
         }
         let round = round.map(|(_, round)| round);
-        let Ready { buffer, ready, rows, sequence, sealed, .. } = taken;
+        let rows = taken.rows();
+        let Ready { buffer, ready, sequence, sealed, .. } = taken;
         // SAFETY: the learner's stream lives; the event is recorded, since the batch was handed over after that.
         if let Err(error) = unsafe { desk.device.wait(side.stream, &ready) } {
             desk.gate.count_untaken(rows as u64);
