@@ -361,6 +361,31 @@ alone! {
     }
 }
 
+alone! {
+    fn whichever_call_of_a_start_fails_no_place_is_left() {
+        let (fake, kind) = (fake("start", 1), Counted::new());
+        fake.auto_run(true);
+        drop(kind.builder(&search(&fake)).start().unwrap()); // CUDA is found once
+        let mut refused = 0;
+        for k in 1.. {
+            let before = fake.calls().len();
+            fake.inject("*", k, 2);
+            let started = kind.builder(&search(&fake)).start();
+            let log = fake.calls().split_off(before);
+            fake.clear_faults();
+            refused += usize::from(started.is_err());
+            drop(started);
+            assert_devices_are_clean(&fake, 0);
+            life::assert_nothing_is_left_with(&fake);
+            if log.get(k as usize - 1).is_none_or(|call| call.code != Some(2)) {
+                assert!(log.len() < k as usize, "each call of a start has failed once: {k} of {}", log.len());
+                break;
+            }
+        }
+        assert!(refused > 20, "{refused} starts were refused");
+    }
+}
+
 // ---- ends ------------------------------------------------------------------------------------------------------------
 
 alone! {

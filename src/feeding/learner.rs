@@ -152,7 +152,7 @@ impl DeviceLearner {
 
     /// Tells the sampler what the rows of a batch are worth from now on, by `n` priorities, one `f32` a key, at the device
     /// address `ptr`. Returns at once: behind what the learner's stream has been given so far they are copied to a
-    /// page-locked place of the feed's, so the next kernel may overwrite them. The feeding thread looks for the copy's end and tells
+    /// page-locked place of the feed's, so the next kernel may overwrite them. The feeding thread looks for its end and tells
     /// the store, as [`Learner::update_priorities`](crate::Learner::update_priorities) does: what was overwritten by then is
     /// passed over and counted, and where one value is no priority (negative, NaN or infinite) the whole array is refused.
     /// Nobody is there to be told of that: `updates_refused` of [`DeviceMetrics`](crate::DeviceMetrics) counts it, and the log names
