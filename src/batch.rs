@@ -64,7 +64,7 @@ pub struct Batch {
 impl Batch {
     pub(crate) fn new(sealed: Sealed) -> Batch {
         let now = Instant::now();
-        let Sealed { lease, rows, sequence, sealed, ends_pass, gather, credit } = sealed;
+        let Sealed { lease, rows, sequence, sealed, ends_pass, gather, credit, .. } = sealed;
         drop(credit); // no buffer of a device is needed
         debug_assert!(gather.is_none(), "a learner of the host was let in where the device gathers");
         let batch = Batch { rows, sequence, ends_pass, taken: now, quarantined: AtomicBool::new(false), lease };

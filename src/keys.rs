@@ -114,12 +114,14 @@ impl Keys {
         self.keys.iter().map(|key| (key.lane as usize, key.step))
     }
 
+    /// That they are the feed's, and as many as there are priorities for.
+    pub(crate) fn check<'g>(&self, gate: &'g IntakeGate, priorities: usize) -> Result<&'g Store, UpdateError> {
+        let (store, keys) = (self.store(gate)?, self.keys.len());
+        if keys == priorities { Ok(store) } else { Err(UpdateError::Length { keys, priorities }) }
+    }
+
     pub(crate) fn update(&self, gate: &IntakeGate, priorities: &[f32]) -> Result<Updated, UpdateError> {
-        let store = self.store(gate)?;
-        let (keys, given) = (self.keys.len(), priorities.len());
-        if keys != given {
-            return Err(UpdateError::Length { keys, priorities: given });
-        }
+        let (store, keys) = (self.check(gate, priorities.len())?, self.keys.len());
         for (index, &priority) in priorities.iter().enumerate() {
             crate::select::error::check_priority(index, priority)?;
         }

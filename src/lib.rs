@@ -51,7 +51,7 @@
 //! | start, watch, stop | [`Feed::builder`], [`FeedBuilder`], [`Feed::metrics`], [`Feed::stop`] |
 //! | write | [`Intake`], [`Writer`], [`StepMut`] |
 //! | learn | [`Learner`], [`Batch`], [`Weights`] |
-//! | sample stored steps | [`FeedBuilder::replay`], [`Sample::transition`], [`Sample::sequence`], [`Sampler`], [`Pace`], [`Keys`] |
+//! | sample stored steps | [`FeedBuilder::replay`], [`Store`], [`Sample::transition`], [`Sample::sequence`], [`Sampler`], [`Pace`], [`Keys`] |
 //! | learn on a GPU | [`FeedBuilder::device`], [`Feed::learner_on`], [`DeviceLearner`], [`DeviceBatch`], [`DeviceCopier`] |
 //! | understand a failure | [`Error`], [`ErrorKind`], [`Closed`] |
 //!
@@ -143,11 +143,12 @@ pub use cuda::{CudaReport, probe_cuda};
 pub use element::{DType, Element, UnknownDType};
 pub use episodes::{End, Episode, Episodes};
 pub use error::{Closed, Error, ErrorKind, Fault, Result};
-pub use feed::{Feed, FeedBuilder, Footprint, Intake, Pinning, StartHandle, StopReport};
+pub use feed::{Feed, FeedBuilder, Footprint, Intake, Pinning, StartHandle, StopReport, Store, StoreBuilder};
 pub use feeding::batch::{DeviceBatch, DeviceColumn};
 pub use feeding::copy::{CopyError, CopyTicket, DeviceCopier};
 pub use feeding::learner::DeviceLearner;
 pub use feeding::rounds::Deal;
+pub use feeding::updates::DeviceUpdateError;
 pub use gather::{Gather, GatherReport};
 pub use intake::WhenFull;
 pub use keys::{Keys, UpdateError, Updated};

@@ -117,7 +117,17 @@ pub struct DeviceMetrics {
     pub downloads: u64,
     /// Downloads that were replaced by a newer one before they were copied out.
     pub downloads_replaced: u64,
-    /// Device buffers out of use for good, because the end of what uses them could not be learned. 0 is normal.
+    /// Arrays of priorities that came back from it and were told to the store: see
+    /// [`DeviceLearner::update_priorities`](crate::DeviceLearner::update_priorities).
+    pub updates: u64,
+    /// Arrays of priorities that were refused as a whole, since one of them was none; the log names it.
+    pub updates_refused: u64,
+    /// Arrays of priorities whose copy out had no known end before the feed's: the store never heard of them.
+    pub updates_lost: u64,
+    /// Arrays of priorities on their way from it.
+    pub updates_waiting: usize,
+    /// Device buffers, and places for what comes back, out of use for good, because the end of what uses them could not be
+    /// learned. 0 is normal.
     pub quarantined_buffers: u64,
 }
 

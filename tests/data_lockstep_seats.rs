@@ -67,7 +67,7 @@ fn more_lanes_than_seats_are_refused_and_a_lane_cannot_be_abandoned() {
     let Setup { feed, learner: _learner, .. } = start(1, false, 3, 2, 3).unwrap();
     let mut writer = feed.writer(2).unwrap();
     let text = feed.writer(2).unwrap_err().to_string();
-    assert!(text.contains("built for 3 lanes, of which 2 are taken"), "{text}");
+    assert!(text.contains("there is room for 3 lanes, of which 2 are taken"), "{text}");
     let error = writer.abandon(0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Misuse, "{error}");
     assert_eq!(feed.writer(1).unwrap().lanes(), 2..3);

@@ -144,9 +144,13 @@ fn of_writers_and_learners() {
     let feed = small.builder().lanes(3).start().unwrap();
     let config = ErrorKind::Config;
     check(feed.writer(0).unwrap_err(), config, &["a writer of 0 lanes", "at least 1"]);
-    check(feed.writer(4).unwrap_err(), config, &["4 lanes", "built for 3 lanes, of which 0", "raise `.lanes(…)`"]);
+    check(
+        feed.writer(4).unwrap_err(),
+        config,
+        &["4 lanes", "there is room for 3 lanes, of which 0", "raise `.lanes(…)`"],
+    );
     let writer = feed.writer(2).unwrap();
-    check(feed.writer(2).unwrap_err(), config, &["2 lanes", "built for 3 lanes, of which 2"]);
+    check(feed.writer(2).unwrap_err(), config, &["2 lanes", "there is room for 3 lanes, of which 2"]);
     let learner = feed.learner().unwrap();
     check(feed.learner().unwrap_err(), ErrorKind::Misuse, &["taken already", "one learner", "start another feed"]);
     drop(writer);

@@ -160,6 +160,7 @@ impl Setting {
         assert_eq!(feed.stop(Duration::from_secs(60)).unwrap().threads_given_up, [""; 0]);
         writing.into_iter().for_each(|writing| writing.join().unwrap());
         let metrics = feed.metrics();
+        println!("{} steps written, {batches} batches of 32 checked", metrics.steps);
         assert!(metrics.steps > 0 && batches > 10, "{} steps, {batches} batches", metrics.steps);
     }
 }

@@ -406,7 +406,10 @@ fn settings_that_can_never_be_met_are_refused() {
     refused(builder().replay(8, Prioritized::new(9.0, 0.0)), "alpha is 9");
     let mut step = Step::new();
     step.leaf::<u8>("x", &[]);
-    refused(Feed::builder(Sample::step(step.clone())).lanes(1).replay(8, Uniform::new()), "samples stored steps");
+    refused(
+        Feed::builder(Sample::step(step.clone())).lanes(1).replay(8, Uniform::new()),
+        "stored steps are sampled as transitions or sequences",
+    );
     refused(Feed::builder(Sample::step(step)).pace(Pace::min_size(1)), "give `.replay(steps, sampler)`");
 }
 

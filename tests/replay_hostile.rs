@@ -142,8 +142,7 @@ fn a_second_store_is_written_on_when_the_feed_that_mixes_it_in_dies() {
     let _watchdog = Watchdog::new("a mixture that dies", PATIENCE);
     let (own, other) = (Ids::transitions(1), Ids::transitions(1));
     let (sampler, _, select) = Brittle::new();
-    // Without a learner it selects one batch by itself; then only the first feed asks.
-    let demos = other.start(8, 2, sampler);
+    let demos = Store::builder(other.sample.clone(), 8, sampler).build().unwrap();
     let mut demo_writer = demos.writer(1).unwrap();
     other.write(&mut demo_writer, 0..6);
     let feed = own.builder(8, 2, Uniform::new()).mix(&demos, 0.5).pace(Pace::min_size(0)).start().unwrap();
@@ -252,7 +251,7 @@ fn no_damaged_header_does_harm() {
 fn a_second_store_that_is_used_up_leaves_its_rows_to_the_first() {
     let _watchdog = Watchdog::new("used-up demonstrations", PATIENCE);
     let (own, other) = (Ids::transitions(1), Ids::transitions(1));
-    let demos = other.start(100, 1, MaxTimes::new(Uniform::new(), 1));
+    let demos = Store::builder(other.sample.clone(), 100, MaxTimes::new(Uniform::new(), 1)).build().unwrap();
     let mut demo_writer = demos.writer(1).unwrap();
     other.write(&mut demo_writer, 1000..1010);
     let feed = own.builder(100, 4, Uniform::new()).mix(&demos, 1.0).pace(Pace::min_size(0)).start().unwrap();
@@ -271,7 +270,7 @@ fn a_second_store_that_is_used_up_leaves_its_rows_to_the_first() {
 fn a_clear_lets_a_mixture_go_on_with_the_other_store() {
     let _watchdog = Watchdog::new("cleared in a mixture", PATIENCE);
     let (own, other) = (Ids::transitions(1), Ids::transitions(1));
-    let demos = other.start(100, 1, Uniform::new());
+    let demos = Store::builder(other.sample.clone(), 100, Uniform::new()).build().unwrap();
     other.write(&mut demos.writer(1).unwrap(), 1000..1010);
     let feed = own.builder(100, 4, Uniform::new()).mix(&demos, 0.5).start().unwrap();
     let (mut writer, learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());

@@ -317,7 +317,7 @@ alone! {
                     let value = step as f32 + 0.25 * lane as f32;
                     assert_eq!((now[row * 2], next[row * 2 + 1]), (value, value + 1.0));
                 }
-                let updated = learner.update_priorities(&batch.keys(), &[1.0; 8]).unwrap();
+                let updated = learner.update_priorities_from_host(&batch.keys(), &[1.0; 8]).unwrap();
                 assert_eq!(updated.applied + updated.stale, 8);
             }
             feed.stop(PATIENCE).unwrap();
@@ -394,6 +394,9 @@ alone! {
         let (mut writer, learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
         pairs.write(&mut writer, 0..20).unwrap();
         let keys = learner.next_batch().unwrap().keys();
+        let store = Store::builder(pairs.sample.clone(), 100, Uniform::new()).lanes(4).build().unwrap();
+        let mut store_writer = store.writer(2).unwrap();
+        pairs.write(&mut store_writer, 0..20).unwrap();
         let mut open = Some(writer.step().unwrap());
         open.as_mut().unwrap().put(pairs.obs, &[20.0, 20.0]).unwrap();
         in_child(|| {
@@ -402,9 +405,10 @@ alone! {
         });
         open.take().expect("taken in the child, not here").commit().unwrap();
         drop(open);
-        let mut kept = Some((writer, learner, feed));
+        let mut kept = Some((writer, learner, feed, store, store_writer));
         in_child(|| {
-            let (mut writer, learner, feed) = kept.take().unwrap();
+            let (mut writer, learner, feed, store, mut store_writer) = kept.take().unwrap();
+            assert!(matches!(store_writer.step(), Err(StepError::Closed(Closed::UsedAfterFork))));
             assert!(matches!(writer.step(), Err(StepError::Closed(Closed::UsedAfterFork))));
             assert_eq!(writer.abandon(0).unwrap_err().kind(), ErrorKind::Misuse);
             assert_eq!(learner.next_batch().unwrap_err(), NextError::Closed(Closed::UsedAfterFork));
@@ -416,11 +420,19 @@ alone! {
                 feed.clear().unwrap_err(),
                 feed.save("nowhere").map(drop).unwrap_err(),
                 feed.load("nowhere").map(drop).unwrap_err(),
+                store.clone().writer(1).map(drop).unwrap_err(),
+                store.set_beta(0.5).unwrap_err(),
+                store.clear().unwrap_err(),
+                store.save("nowhere").map(drop).unwrap_err(),
+                store.load("nowhere").map(drop).unwrap_err(),
+                pairs.builder().mix(&store, 0.5).start().map(drop).unwrap_err(),
             ] {
                 assert_eq!(error.kind(), ErrorKind::Misuse, "{error}");
             }
         });
-        let (_writer, learner, _feed) = kept.take().expect("taken in the child, not here");
+        let (_writer, learner, _feed, store, mut store_writer) = kept.take().expect("taken in the child, not here");
         pairs.check(&learner.next_batch().unwrap());
+        pairs.write(&mut store_writer, 20..30).unwrap();
+        assert_eq!((store.metrics().writers, store.writer(2).is_ok()), (1, true));
     }
 }

@@ -30,9 +30,13 @@ impl Kind {
         Kind { obs, now, next, weight, sample }
     }
 
-    fn builder(&self, rows: usize) -> FeedBuilder {
-        let builder = Feed::builder(self.sample.clone()).batch(rows).buffers(1).lanes(1).seed(2);
+    fn builder(&self) -> FeedBuilder {
+        let builder = Feed::builder(self.sample.clone()).batch(ROWS).buffers(1).lanes(1).seed(2);
         builder.replay(100, Prioritized::new(1.0, 1.0))
+    }
+
+    fn store(&self) -> Store {
+        Store::builder(self.sample.clone(), 100, Prioritized::new(1.0, 1.0)).seed(2).build().unwrap()
     }
 
     fn write(&self, writer: &mut Writer, ids: std::ops::Range<i64>) {
@@ -60,13 +64,13 @@ impl Kind {
     }
 }
 
-/// Two kinds that are declared alike, and their feeds: the second with 50 demonstrations.
-fn feeds(fraction: f64, pace: Option<Pace>) -> (Kind, Feed, Writer, Kind, Feed, Writer) {
+/// Two kinds that are declared alike, a feed of the first, and a store of the second with 50 demonstrations.
+fn feeds(fraction: f64, pace: Option<Pace>) -> (Kind, Feed, Writer, Kind, Store, Writer) {
     let (demo_kind, kind) = (Kind::new(), Kind::new());
-    let demos = demo_kind.builder(1).start().unwrap();
+    let demos = demo_kind.store();
     let mut demo_writer = demos.writer(1).unwrap();
     demo_kind.write(&mut demo_writer, DEMOS..DEMOS + 51);
-    let builder = kind.builder(ROWS).mix(&demos, fraction);
+    let builder = kind.builder().mix(&demos, fraction);
     let builder = if let Some(pace) = pace { builder.pace(pace) } else { builder };
     let feed = builder.start().unwrap();
     let writer = feed.writer(1).unwrap();
@@ -111,17 +115,14 @@ fn an_empty_store_leaves_its_rows_to_the_other() {
     demos.clear().unwrap();
     (0..2).for_each(|_| drop(learner.next_batch().unwrap()));
     (0..6).for_each(|_| assert_eq!(kind.check(&learner.next_batch().unwrap()), 0));
-    kind.write(&mut writer, 40..60);
-    demos.stop(Duration::from_secs(10)).unwrap();
-    (0..6).for_each(|_| assert_eq!(kind.check(&learner.next_batch().unwrap()), 0));
 }
 
 #[test]
 fn a_learner_that_waits_for_both_gets_what_comes_first() {
     let _watchdog = Watchdog::new("late demonstrations", Duration::from_secs(60));
     let (demo_kind, kind) = (Kind::new(), Kind::new());
-    let demos = demo_kind.builder(1).start().unwrap();
-    let feed = kind.builder(ROWS).mix(&demos, 0.5).pace(Pace::min_size(0)).start().unwrap();
+    let demos = demo_kind.store();
+    let feed = kind.builder().mix(&demos, 0.5).pace(Pace::min_size(0)).start().unwrap();
     let learner = feed.learner().unwrap();
     assert!(learner.next_timeout(Duration::from_millis(20)).is_err());
     let mut writer = demos.writer(1).unwrap();
@@ -132,7 +133,7 @@ fn a_learner_that_waits_for_both_gets_what_comes_first() {
 #[test]
 fn keys_tell_whose_priorities_they_are() {
     let _watchdog = Watchdog::new("keys", Duration::from_secs(60));
-    let (kind, feed, mut writer, demo_kind, demos, mut demo_writer) = feeds(0.5, None);
+    let (kind, feed, mut writer, demo_kind, _demos, mut demo_writer) = feeds(0.5, None);
     let learner = feed.learner().unwrap();
     kind.write(&mut writer, 0..60);
     (0..2).for_each(|_| drop(learner.next_batch().unwrap()));
@@ -145,7 +146,6 @@ fn keys_tell_whose_priorities_they_are() {
     let peeked: Vec<f32> = feed.peek(&keys).unwrap().into_iter().map(Option::unwrap).collect();
     assert_eq!(peeked, priorities);
     drop(batch);
-    assert!(demos.peek(&keys).is_err(), "they are the feed's that mixed");
     // The demonstrations are overwritten, the own steps are not.
     demo_kind.write(&mut demo_writer, DEMOS + 51..DEMOS + 300);
     let updated = learner.update_priorities(&keys, &priorities).unwrap();
@@ -189,13 +189,13 @@ fn both_stores_are_written_meanwhile() {
 #[test]
 fn what_cannot_be_mixed_is_refused() {
     let kind = Kind::new();
-    let demos = Kind::new().builder(1).start().unwrap();
+    let demos = Kind::new().store();
     let refused = |builder: FeedBuilder, text: &str| {
         let error = builder.start().unwrap_err();
         assert!(error.kind() == ErrorKind::Config && error.to_string().contains(text), "{error}");
     };
     for fraction in [-0.1, 1.1, f64::NAN] {
-        refused(kind.builder(ROWS).mix(&demos, fraction), "it must be from 0 to 1");
+        refused(kind.builder().mix(&demos, fraction), "it must be from 0 to 1");
     }
     let mut step = Step::new();
     let obs = step.observation::<i64>("obs", &[]);
@@ -205,10 +205,8 @@ fn what_cannot_be_mixed_is_refused() {
     refused(builder.mix(&demos, 0.5), "are not declared as these are");
     let mut step = Step::new();
     step.leaf::<u8>("x", &[]);
-    let fifo = Feed::builder(Sample::step(step.clone())).start().unwrap();
-    refused(kind.builder(ROWS).mix(&fifo, 0.5), "has none to mix in");
     refused(Feed::builder(Sample::step(step)).mix(&demos, 0.5), "are of stored steps");
-    assert_eq!(demos.set_fraction(0.5).unwrap_err().kind(), ErrorKind::Misuse);
-    let feed = kind.builder(ROWS).mix(&demos, 0.5).start().unwrap();
+    assert_eq!(kind.builder().start().unwrap().set_fraction(0.5).unwrap_err().kind(), ErrorKind::Misuse);
+    let feed = kind.builder().mix(&demos, 0.5).start().unwrap();
     assert_eq!(feed.set_fraction(2.0).unwrap_err().kind(), ErrorKind::Config);
 }

@@ -13,6 +13,7 @@ use crate::feeding::Desk;
 use crate::feeding::download::{Downloads, Finished};
 use crate::feeding::feeder::Feeder;
 use crate::feeding::rounds::Seat;
+use crate::feeding::updates::Updates;
 use crate::gather::Gathering;
 use crate::intake::IntakeGate;
 use crate::layout::SLOT_ALIGN;
@@ -54,6 +55,8 @@ pub(crate) struct FeedingPlan {
     pub(crate) prefetch: usize,
     /// Bytes of the largest download; 0 for none.
     pub(crate) download_bytes: usize,
+    /// Room for priorities that come back.
+    pub(crate) updates: Option<RingPlan>,
     pub(crate) search: CudaSearch,
     pub(crate) pinned: bool,
     /// Its place in the rounds, if batches are dealt by those.
@@ -92,6 +95,7 @@ impl Handler<Feed> for Feeding {
             Ok((feeder, desk, delivery)) => {
                 self.supervisor.do_send(FeedingUp(Ok(desk.clone())));
                 feeder.run();
+                desk.updates.iter().for_each(|updates| updates.free(&desk));
                 if let (Some(thread), Some(downloads)) = (delivery, &desk.downloads) {
                     downloads.end();
                     let _ = thread.join(); // behind the user's function, if that runs
@@ -143,13 +147,18 @@ impl Feeding {
             downloads = Some(Downloads::new(&device, host, plan.download_bytes, sender).map_err(cuda)?);
             finished = Some(receiver);
         }
+        let updates = plan.updates.as_ref().map(|room| -> Result<Updates> {
+            let host = Ring::pinned(room, &plan.search, || device.pci_address(), &PinWatch::new(None))?;
+            Updates::new(&device, host).map_err(cuda)
+        });
+        let updates = updates.transpose()?;
         let (name, common, supervisor) = (self.name(), self.common.clone(), self.supervisor.clone());
         let on_fault = move |text: String| {
             common.fail(name, text.clone()); // at once, on whatever thread met it
             supervisor.do_send(Failed { actor: name, text });
         };
         let (gate, seat, on_fault) = (self.gate.clone(), plan.seat.clone(), Box::new(on_fault));
-        let desk = Desk::new(device, gate, plan.prefetch, plan.pinned, downloads, seat, on_fault);
+        let desk = Desk::new(device, gate, plan.prefetch, plan.pinned, (downloads, updates), seat, on_fault);
         let desk = Arc::new(desk);
         desk.attend();
         let feeder = Feeder::new(desk.clone()).map_err(cuda)?;

@@ -76,7 +76,9 @@ pub struct Footprint {
     pub store_records: usize,
     /// One record: every leaf that is kept on each step, rounded up to 16 bytes.
     pub record_bytes_each: usize,
-    /// What is page-locked: `ring_bytes`, and two buffers of the download size for each device; or 0 with pinning off.
+    /// What is page-locked: `ring_bytes`; two buffers of the download size for each device; and where a sampler has
+    /// priorities, for each device `buffers + prefetch + 1` places of 4 bytes a row, each rounded up to
+    /// [`SLOT_ALIGN`](crate::SLOT_ALIGN). 0 with pinning off.
     pub page_locked_bytes: usize,
     /// Ordinary memory for what the host knows of each row, and of each record of a replay store; a sampler's own memory
     /// is not in it.
@@ -176,6 +178,12 @@ impl Feed {
 
 pub(super) fn config(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Config, text)
+}
+
+/// The seed that was given, or a new one.
+pub(super) fn system_seed(given: Option<u64>) -> Result<u64> {
+    let no_seed = |error| config(format!("the operating system gave no seed ({error}): give one with `.seed`"));
+    given.map_or_else(|| rand::rngs::SysRng.try_next_u64().map_err(no_seed), Ok)
 }
 
 /// Ordinary memory for one lane.
@@ -305,6 +313,7 @@ impl FeedBuilder {
         let download_bytes = download_bytes.filter(|bytes| bytes.checked_add(ring_bytes).is_some());
         let download_bytes = download_bytes
             .ok_or_else(|| too_large(format!("the ring and downloads of {} bytes", self.download_bytes)))?;
+        let update_bytes = self.update_room()?.map_or(0, |room| room.slot_bytes * room.slots * self.devices.len());
         let record_bytes = Slots::record_bytes(&layout).checked_mul(buffers);
         let record_bytes = record_bytes.and_then(|bytes| bytes.checked_add(store.map_or(0, |s| s.bytes_beside())));
         let record_bytes =
@@ -319,7 +328,10 @@ impl FeedBuilder {
             store_bytes,
             store_records: store.map_or(0, |store| store.records()),
             record_bytes_each: store.map_or(0, |store| store.record_bytes),
-            page_locked_bytes: if self.pinning == Pinning::Required { ring_bytes + download_bytes } else { 0 },
+            page_locked_bytes: match self.pinning {
+                Pinning::Required => ring_bytes + download_bytes + update_bytes,
+                Pinning::Off => 0,
+            },
             record_bytes,
             lane_bytes,
             ordinary_bytes,
@@ -354,14 +366,10 @@ impl FeedBuilder {
         let layout = Arc::new(self.layout()?);
         let slots = footprint.ring_bytes / layout.slot_bytes;
         let plan = RingPlan { slot_bytes: layout.slot_bytes, slots, beside: footprint.ordinary_bytes };
-        let seed = match self.seed {
-            Some(seed) => seed,
-            None => rand::rngs::SysRng.try_next_u64().map_err(|error| {
-                config(format!("the operating system gave no seed ({error}): give one with `.seed`"))
-            })?,
-        };
+        let seed = system_seed(self.seed)?;
         let buffers = self.buffers;
         let gather_threads = self.gather_threads.unwrap_or_else(replay::gather_threads);
+        let updates = self.update_room()?;
         let store = self.store_config(&layout, seed)?;
         let mixed = self.mixed(&layout)?;
         let gathering = store.as_ref().map(|store| self.gathering(&layout, store)).transpose()?;
@@ -397,6 +405,7 @@ impl FeedBuilder {
             ordinal,
             prefetch: self.prefetch,
             download_bytes: self.download_bytes,
+            updates: updates.clone(),
             search: self.cuda.clone(),
             pinned,
             seat: seats.get(index).cloned(),

@@ -5,10 +5,12 @@
 mod builder;
 mod gathering;
 mod replay;
+mod store;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 
 pub use builder::{FeedBuilder, Footprint, Pinning, StartHandle};
+pub use store::{Store, StoreBuilder};
 
 use crate::actors::host::{self, Hosted};
 use crate::actors::supervisor::{Common, Stop, Supervisor};
@@ -25,7 +27,7 @@ use crate::layout::ColumnInfo;
 use crate::learner::Learner;
 use crate::memory::{PinReport, memory_limit};
 use crate::metrics::Metrics;
-use crate::store::{Loaded, Saved, Store};
+use crate::store::{Loaded, Saved, Store as Steps};
 use crate::sync::lock;
 use crate::writer::Writer;
 use std::ffi::c_void;
@@ -264,7 +266,7 @@ impl Feed {
     /// [`ErrorKind::Misuse`] if none was, [`ErrorKind::Config`] outside of 0 to 1.
     pub fn set_fraction(&self, fraction: f64) -> Result<()> {
         replay::check_fraction(fraction)?;
-        let none = "nothing is mixed in: build the feed with `.mix(&other, fraction)`";
+        let none = "nothing is mixed in: build the feed with `.mix(&store, fraction)`";
         let mixed = self.gate.mixed.as_ref().ok_or_else(|| Error::new(ErrorKind::Misuse, none))?;
         mixed.set_fraction(fraction);
         Ok(())
@@ -280,8 +282,8 @@ impl Feed {
     }
 
     /// Forgets every stored step and every batch that was sampled and not taken; the pace begins anew. Lanes go on where
-    /// they are, in their episodes; no later sample reaches back behind this. Device batches that were handed over already
-    /// stay.
+    /// they are, in their episodes; no later sample reaches back behind this. Where devices have their
+    /// [rounds](crate::Deal::Rounds), the batches that wait for them stay: each is somebody's.
     ///
     /// # Errors
     /// [`ErrorKind::Misuse`] without a replay store.
@@ -301,8 +303,8 @@ impl Feed {
     /// Saves the replay store in a file, while it is written and sampled: what is live now, the priorities, the sampler's
     /// state and draws, and how far the pace is. The form is [safetensors](https://github.com/huggingface/safetensors), which
     /// Python opens: a leaf is an array under its own name, a record (a step, or the final observation of an episode) a row. The
-    /// file takes its name when it is whole. A writer that catches up waits for a chunk at a time; batches that were
-    /// selected are not saved.
+    /// file takes its name when it is whole. A writer that catches up waits for a chunk at a time. Batches that were
+    /// selected and not taken are not saved, nor are priorities that are still on their way from a device.
     ///
     /// # Errors
     /// [`CheckpointError`](crate::CheckpointError), as the kind [`ErrorKind::File`] or [`ErrorKind::Misuse`].
@@ -312,7 +314,8 @@ impl Feed {
 
     /// Replaces what the replay store holds by a file that [`save`](Feed::save) wrote, or another program in that form. Before
     /// writers are made. The settings of this feed stand: what is more than its capacity is left out, the oldest first. If
-    /// store and sampler are of the same settings, selections go on exactly where they were.
+    /// store and sampler are of the same settings, selections go on exactly where they were. What was selected before and not
+    /// taken reaches nobody, but for batches that devices have by [rounds](crate::Deal::Rounds).
     ///
     /// # Errors
     /// [`CheckpointError`](crate::CheckpointError). A file that does not fit leaves everything as it was.
@@ -321,7 +324,7 @@ impl Feed {
         Ok(self.store("load")?.load(path.as_ref(), &writers, &|| self.discard_waiting())?)
     }
 
-    fn store(&self, verb: &str) -> Result<&Store> {
+    fn store(&self, verb: &str) -> Result<&Steps> {
         if self.gate.is_inherited() {
             return Err(Closed::UsedAfterFork.into());
         }
@@ -504,7 +507,7 @@ fn seat_writer(gate: &Arc<IntakeGate>, seed: u64, lanes: usize) -> Result<Writer
         NoSeat::Lanes { max, taken } => Error::new(
             ErrorKind::Config,
             format!(
-                "a writer of {lanes} lanes does not fit: the feed was built for {max} lanes, of which {taken} are \
+                "a writer of {lanes} lanes does not fit: there is room for {max} lanes, of which {taken} are \
                  taken; raise `.lanes(…)` or `.lockstep(…)`, or drop a writer"
             ),
         ),

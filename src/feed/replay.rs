@@ -1,10 +1,12 @@
 //! Settings of a replay feed, and their checks.
 
-use super::Feed;
-use super::builder::{FeedBuilder, config};
-use crate::error::{Error, ErrorKind, Result};
+use super::builder::{FeedBuilder, Pinning, config};
+use super::store::Store;
+use crate::error::{Closed, Error, ErrorKind, Result};
 use crate::intake::WhenFull;
-use crate::layout::Layout;
+use crate::layout::{Layout, SLOT_ALIGN};
+use crate::memory::RingPlan;
+use crate::sample::Kind;
 use crate::select::pace::Setting;
 use crate::select::{Pace, Sampler};
 use crate::store::{Mixed, Selector, StoreConfig, StorePlan};
@@ -24,6 +26,31 @@ pub(super) fn check_fraction(fraction: f64) -> Result<()> {
         true => Ok(()),
         false => Err(config(format!("a fraction of {fraction} of the rows: it must be from 0 to 1"))),
     }
+}
+
+/// That samples are of stored steps.
+pub(super) fn check_kind(kind: Kind) -> Result<()> {
+    match kind.is_replayed() {
+        true => Ok(()),
+        false => Err(config(
+            "stored steps are sampled as transitions or sequences: use `Sample::transition` or `Sample::sequence` (of length 1 \
+             for single steps)",
+        )),
+    }
+}
+
+/// The size of a store, checked.
+pub(super) fn plan(layout: &Layout, capacity: usize, lanes: usize) -> Result<StorePlan> {
+    let plan = StorePlan::new(layout, capacity, lanes)?;
+    let needs = plan.reach().saturating_mul(lanes);
+    if capacity < needs {
+        return Err(config(format!(
+            "a store of {capacity} steps is too small: a sample's windows reach over {} steps of one lane, and with {lanes} lanes \
+             it is overwritten before it is whole; keep at least {needs} steps, or fewer `.lanes`",
+            plan.reach()
+        )));
+    }
+    Ok(plan)
 }
 
 impl FeedBuilder {
@@ -70,38 +97,36 @@ impl FeedBuilder {
         self
     }
 
-    /// Takes this fraction of each batch's rows, 0 to 1, from the store of a second replay feed, whose sample is declared alike:
-    /// demonstrations, say. They are the last rows of a batch, chosen by that feed's sampler, and its pace does not count
-    /// them; this feed's counts all rows. While this feed's store is empty (and its pace allows) all rows are the second
-    /// one's, and while that is empty all are this one's. The second feed needs no learner; when it is stopped, nothing
-    /// comes from it any more. A batch with such rows is put together on the host.
+    /// Takes this fraction of each batch's rows, 0 to 1, from a second [`Store`], whose sample is declared alike:
+    /// demonstrations, say. They are the last rows of a batch, chosen by that store's sampler; this feed's pace counts all
+    /// rows. While this feed's own store is empty (and its pace allows) all rows are the second one's, and while that is
+    /// empty all are this one's. A batch with such rows is put together on the host. The feed keeps the store's memory; several feeds may mix in the same one.
     ///
     /// ```
     /// # use pinring::*;
     /// # fn main() -> Result<()> {
-    /// let declare = || {
-    ///     let mut step = Step::new();
-    ///     let obs = step.observation::<f32>("obs", &[]);
-    ///     let mut sample = Sample::transition(step, 1, 0.99);
-    ///     let column = sample.at(obs, 0);
-    ///     (sample, obs, column)
-    /// };
-    /// let (sample, obs, _) = declare();
-    /// let demos = Feed::builder(sample).batch(1).buffers(1).lanes(1).replay(1000, Uniform::new()).start()?;
+    /// # let declare = || {
+    /// #     let mut step = Step::new();
+    /// #     let obs = step.observation::<f32>("obs", &[]);
+    /// #     let mut sample = Sample::transition(step, 1, 0.99);
+    /// #     let column = sample.at(obs, 0);
+    /// #     (sample, obs, column)
+    /// # };
+    /// let (sample, obs, column) = declare();
+    /// let demos = Store::builder(sample.clone(), 1000, Uniform::new()).build()?;
     /// let mut writer = demos.writer(1)?;
     /// let mut episode = writer.episode(10)?;
     /// episode.put(obs, &[-1.0; 11])?;
     /// episode.commit(End::Terminated, 0)?;
     ///
-    /// let (sample, _, column) = declare();
     /// let feed = Feed::builder(sample).batch(8).lanes(1).replay(1000, Uniform::new()).mix(&demos, 0.5).start()?;
     /// let batch = feed.learner()?.next_batch()?; // nothing of its own yet
     /// assert_eq!((batch.rows_mixed(), batch.slice(column)), (8, &[-1.0; 8][..]));
     /// feed.set_fraction(0.25)?;
     /// # Ok(()) }
     /// ```
-    pub fn mix(mut self, other: &Feed, fraction: f64) -> Self {
-        self.mix = Some((other.gate.store.clone(), fraction));
+    pub fn mix(mut self, store: &Store, fraction: f64) -> Self {
+        self.mix = Some((store.shared(), fraction));
         self
     }
 
@@ -125,12 +150,7 @@ impl FeedBuilder {
                 )),
             };
         };
-        if !self.sample.kind.is_replayed() {
-            return Err(config(
-                "a replay feed samples stored steps: use `Sample::transition` or `Sample::sequence` (of length 1 for single \
-                 steps)",
-            ));
-        }
+        check_kind(self.sample.kind)?;
         if *capacity == 0 || self.gather_threads == Some(0) {
             let what = if *capacity == 0 { "a store of 0 steps holds" } else { "0 threads fill" };
             return Err(config(format!("{what} nothing: give `.replay` and `.gather_threads` at least 1")));
@@ -157,28 +177,38 @@ impl FeedBuilder {
     pub(super) fn mixed(&self, layout: &Arc<Layout>) -> Result<Option<Mixed>> {
         let Some((store, fraction)) = self.mix.clone() else { return Ok(None) };
         check_fraction(fraction)?;
-        let Some(store) = store else {
-            return Err(config("a feed without stored steps has none to mix in: build it with `.replay`"));
-        };
+        let store = store.ok_or(Closed::UsedAfterFork)?;
         let mixed = Mixed::new(store, layout.clone(), fraction).ok_or_else(|| {
-            config("the samples of the second store are not declared as these are: give both feeds the same step and sample")
+            config("the samples of the second store are not declared as these are: give both the same step and sample")
         });
         mixed.map(Some)
+    }
+
+    /// Room on each device's host side for priorities that come back; `None` where none do.
+    pub(super) fn update_room(&self) -> Result<Option<RingPlan>> {
+        let own = self.replay.as_ref().is_some_and(|(_, sampler)| sampler.has_priorities());
+        let mixed = self.mix.as_ref().and_then(|(store, _)| store.as_ref()).is_some_and(|store| store.has_priorities);
+        if self.replay.is_none() || !(own || mixed) || self.devices.is_empty() || self.pinning == Pinning::Off {
+            return Ok(None);
+        }
+        let slot_bytes = self.batch.checked_mul(size_of::<f32>()).and_then(|b| b.checked_next_multiple_of(SLOT_ALIGN));
+        let slots = self.buffers.checked_add(self.prefetch).and_then(|slots| slots.checked_add(1));
+        let room = slot_bytes.zip(slots).map(|(slot_bytes, slots)| RingPlan { slot_bytes, slots, beside: 0 });
+        let fits = |room: &RingPlan| {
+            let all = room.slot_bytes.checked_mul(room.slots).and_then(|bytes| bytes.checked_mul(self.devices.len()));
+            all.is_some_and(|bytes| isize::try_from(bytes).is_ok())
+        };
+        room.filter(fits).map(Some).ok_or_else(|| {
+            let (batches, rows) = (self.buffers.saturating_add(self.prefetch), self.batch);
+            let what = format!("the priorities of {batches} batches of {rows} rows");
+            config(format!("{what} are more bytes than can be addressed: ask for less"))
+        })
     }
 
     /// The store's size, checked: `None` without one.
     pub(super) fn store_plan(&self, layout: &Layout) -> Result<Option<StorePlan>> {
         let (Some((capacity, _)), Some(lanes)) = (&self.replay, self.lanes) else { return Ok(None) };
-        let plan = StorePlan::new(layout, *capacity, lanes)?;
-        let needs = plan.reach().saturating_mul(lanes);
-        if *capacity < needs {
-            return Err(config(format!(
-                "a store of {capacity} steps is too small: a sample's windows reach over {} steps of one lane, and with {lanes} \
-                 lanes it is overwritten before it is whole; give `.replay` at least {needs}, or fewer `.lanes`",
-                plan.reach()
-            )));
-        }
-        Ok(Some(plan))
+        plan(layout, *capacity, lanes).map(Some)
     }
 
     /// What the store is built from, and taken from the settings: `None` without one.

@@ -3,6 +3,7 @@
 use super::batch::Buffer;
 use super::download::Downloads;
 use super::rounds::Seat;
+use super::updates::Updates;
 use crate::batch::SharedBatch;
 use crate::cuda::device::{Device, Event};
 use crate::cuda::types::CudaError;
@@ -25,9 +26,16 @@ pub(crate) struct Ready {
     pub(crate) buffer: Buffer,
     /// Recorded behind the copy. The buffer has it too, until it is filled again.
     pub(crate) ready: Arc<Event>,
-    pub(crate) rows: usize,
     pub(crate) sequence: u64,
     pub(crate) sealed: Instant,
+    /// As of the sealed batch.
+    pub(crate) clears: u64,
+}
+
+impl Ready {
+    pub(crate) fn rows(&self) -> usize {
+        self.buffer.records.len()
+    }
 }
 
 /// Host memory that a queued copy still reads, and the event that says when it is over.
@@ -74,6 +82,8 @@ pub(crate) struct Desk {
     /// Batches that the learner ever took.
     pub(crate) batches_taken: AtomicU64,
     pub(crate) downloads: Option<Downloads>,
+    /// Where priorities come back, of a page-locked feed whose sampler has some.
+    pub(crate) updates: Option<Updates>,
     /// Where batches are dealt by rounds.
     pub(crate) seat: Option<Seat>,
     returned: Mutex<Vec<Buffer>>,
@@ -110,7 +120,7 @@ impl Desk {
         gate: Arc<IntakeGate>,
         buffers: usize,
         pinned: bool,
-        downloads: Option<Downloads>,
+        (downloads, updates): (Option<Downloads>, Option<Updates>),
         seat: Option<Seat>,
         on_fault: Box<dyn Fn(String) + Send + Sync>,
     ) -> Desk {
@@ -123,6 +133,7 @@ impl Desk {
             held: AtomicUsize::new(0),
             batches_taken: AtomicU64::new(0),
             downloads,
+            updates,
             seat,
             returned: Mutex::default(),
             inbox: Mutex::default(),
@@ -198,7 +209,7 @@ impl Desk {
 
     /// A copied batch that no learner gets.
     pub(crate) fn take_back(&self, ready: Ready) {
-        self.gate.count_untaken(ready.rows as u64);
+        self.gate.count_untaken(ready.rows() as u64);
         self.give_back(ready.buffer);
     }
 
@@ -322,6 +333,7 @@ impl Desk {
             downloads: self.downloads.as_ref().map_or(0, Downloads::delivered),
             downloads_replaced: self.downloads.as_ref().map_or(0, Downloads::replaced),
             quarantined_buffers: self.quarantined_buffers.load(Ordering::Relaxed),
+            ..self.updates.as_ref().map(Updates::metrics).unwrap_or_default()
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::batch::Buffer;
 use super::desk::{Desk, Flight, Ready, Source};
 use super::rounds::Seat;
+use super::updates::Updates;
 use crate::cuda::device::Stream;
 use crate::cuda::types::CudaError;
 use crate::error::Closed;
@@ -35,6 +36,8 @@ pub(crate) struct Feeder {
     releasing: Vec<Buffer>,
     /// In the order of issue.
     in_flight: VecDeque<Flight>,
+    /// Priorities on their way to the store: a list to use again.
+    priorities: Vec<f32>,
     poll: Duration,
     /// Nothing of ours is under way on the device.
     settled: bool,
@@ -85,6 +88,7 @@ impl Feeder {
             free,
             releasing: Vec::new(),
             in_flight: VecDeque::new(),
+            priorities: Vec::new(),
             poll: POLL.0,
             settled: true,
         })
@@ -122,12 +126,14 @@ impl Feeder {
     fn look(&mut self) -> Result<Did, CudaError> {
         self.collect();
         let landed = self.land()? | self.release()?;
+        // Before a batch is issued: of one update a batch, none then finds every place taken (see `updates`).
+        let updating = self.update()?;
         let downloading = self.download()?;
         let (issued, starving) = self.take()?;
         // A gather is begun when a buffer is back, so it is this thread that looks for that, before there is any batch.
         let lent = self.gathers() && self.free.len() + self.releasing.len() < self.desk.buffers;
         let watched = !self.in_flight.is_empty() || !self.releasing.is_empty() || lent;
-        Ok(match (landed || issued, downloading || starving || watched) {
+        Ok(match (landed || issued, updating || downloading || starving || watched) {
             (true, _) => Did::Something,
             (false, true) => Did::Watch,
             (false, false) => Did::Nothing,
@@ -163,6 +169,12 @@ impl Feeder {
         }
         self.desk.gate.grant(if self.desk.is_wanted() { released } else { 0 });
         Ok(released > 0)
+    }
+
+    /// Tells the store of the priorities that have come back. True while some are on their way.
+    fn update(&mut self) -> Result<bool, CudaError> {
+        let Some(updates) = &self.desk.updates else { return Ok(false) };
+        updates.advance(&self.desk, &mut self.priorities)
     }
 
     fn download(&self) -> Result<bool, CudaError> {
@@ -218,7 +230,7 @@ impl Feeder {
 
     /// Issues the copy or the gather of one batch and hands it over.
     fn issue(&mut self, sealed: Sealed, mut buffer: Buffer) -> Result<(), CudaError> {
-        let Sealed { lease, rows, sequence, sealed, ends_pass, gather, credit } = sealed;
+        let Sealed { lease, rows, sequence, sealed, ends_pass, clears, gather, credit } = sealed;
         match (credit, &self.desk.gate.gathering) {
             (Some(credit), _) => credit.spend(),
             (None, Some(gathering)) => gathering.lend(-1),
@@ -269,7 +281,7 @@ impl Feeder {
         desk.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         self.in_flight.push_back(Flight { source, done: ready.clone() });
         desk.in_flight.store(self.in_flight.len(), Ordering::Relaxed);
-        let ready = Ready { buffer, ready, rows, sequence, sealed };
+        let ready = Ready { buffer, ready, sequence, sealed, clears };
         let put = match &desk.seat {
             None => desk.put(ready),
             Some(seat) => seat.put(ready),
@@ -339,6 +351,7 @@ impl Feeder {
     fn drain(&mut self) -> bool {
         let begun = Instant::now();
         self.poll = POLL.0;
+        self.desk.updates.iter().for_each(Updates::close);
         loop {
             match self.settle() {
                 Ok(true) => return true,
@@ -362,8 +375,8 @@ impl Feeder {
     fn settle(&mut self) -> Result<bool, CudaError> {
         self.collect();
         self.land()?;
-        let downloading = self.download()?;
-        let mut busy = downloading || !self.in_flight.is_empty();
+        let (updating, downloading) = (self.update()?, self.download()?);
+        let mut busy = updating || downloading || !self.in_flight.is_empty();
         for buffer in self.free.iter().chain(&self.releasing) {
             busy |= !buffer.is_idle(&self.desk.device)?;
         }

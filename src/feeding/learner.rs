@@ -3,8 +3,10 @@
 use super::Desk;
 use super::batch::{Buffer, Counts, DeviceBatch};
 use super::desk::Ready;
+use super::updates::{DeviceUpdateError, NotQueued};
 use crate::cuda::device::RawStream;
 use crate::cuda::types::CudaError;
+use crate::error::Closed;
 use crate::keys::{Keys, UpdateError, Updated};
 use crate::learner::{ALL_HELD_PATIENCE, DeviceUseError, HeldCounts, NextError, Taker};
 use crate::metrics::Stage;
@@ -148,11 +150,70 @@ impl DeviceLearner {
         Ok(())
     }
 
-    /// As [`Learner::update_priorities`](crate::Learner::update_priorities), with priorities on the host.
+    /// Tells the sampler what the rows of a batch are worth from now on, by `n` priorities, one `f32` a key, at the device
+    /// address `ptr`. Returns at once: behind what the learner's stream has been given so far they are copied to a
+    /// page-locked place of the feed's, so the next kernel may overwrite them. The feeding thread looks for its end and tells
+    /// the store, as [`Learner::update_priorities`](crate::Learner::update_priorities) does: what was overwritten by then is
+    /// passed over and counted, and where one value is no priority (negative, NaN or infinite) the whole array is refused.
+    /// Nobody is there to be told of that: `updates_refused` of [`DeviceMetrics`](crate::DeviceMetrics) counts it, and the log names
+    /// the first such value.
+    ///
+    /// There are `buffers + prefetch + 1` places: enough for one update a batch, however far this thread is ahead of its
+    /// stream, if batches are dropped in order. A sampler without priorities is told nothing, and nothing is copied for it.
+    ///
+    /// ```no_run
+    /// # use pinring::*;
+    /// # fn train(learner: &DeviceLearner, errors: u64, train: impl Fn(&DeviceBatch)) -> Result<()> {
+    /// let batch = learner.next_batch()?;
+    /// train(&batch); // kernels on the learner's stream, which leave |TD errors| at `errors`
+    /// let (keys, n) = (batch.keys(), batch.rows());
+    /// drop(batch);
+    /// // SAFETY: `errors` points to that many `f32` on the learner's device, and stays allocated.
+    /// unsafe { learner.update_priorities(&keys, errors, n)? };
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`DeviceUpdateError`]: keys that do not fit, every place in use, a feed that is not page-locked, a stream that is
+    /// capturing a graph (checked before anything is queued), or a CUDA call that failed. Then nothing is updated.
+    ///
+    /// # Safety
+    /// `ptr` points to `n` values of `f32` in memory of the learner's device that stays allocated until the learner's stream
+    /// has passed this call.
+    pub unsafe fn update_priorities(&self, keys: &Keys, ptr: u64, n: usize) -> Result<(), DeviceUpdateError> {
+        let side = &self.side;
+        let gate = &side.desk.gate;
+        side.check_thread()?;
+        side.desk.check_open().map_err(DeviceUseError::from)?;
+        keys.check(gate, n)?;
+        let wanted = gate.has_priorities();
+        let Some(updates) = side.desk.updates.as_ref().filter(|_| wanted && n > 0) else {
+            if wanted && n > 0 {
+                return Err(DeviceUpdateError::NotPinned);
+            }
+            return Ok(keys.update(gate, &vec![0.0; n]).map(drop)?); // whatever they are, only stale keys are counted
+        };
+        side.check_capture()?;
+        // SAFETY: the caller's duty for `ptr` and `n`; a feed's keys are of one batch at the most, and the learner's stream
+        // lives.
+        match unsafe { updates.queue(&side.desk, side.stream, keys, ptr) } {
+            Ok(()) => side.desk.call(),
+            Err(NotQueued::Full { pending, places }) => return Err(DeviceUpdateError::Full { pending, places }),
+            Err(NotQueued::Over) => {
+                side.desk.check_open().map_err(DeviceUseError::from)?;
+                return Err(DeviceUseError::Closed(Closed::Stopped).into()); // just about to close
+            }
+            Err(NotQueued::Refused(error)) => return Err(DeviceUseError::Cuda(error).into()),
+            Err(NotQueued::Failed(error)) => return Err(side.fail(error).into()),
+        }
+        Ok(())
+    }
+
+    /// As [`Learner::update_priorities`](crate::Learner::update_priorities), with priorities that are on the host.
     ///
     /// # Errors
     /// As there.
-    pub fn update_priorities(&self, keys: &Keys, priorities: &[f32]) -> Result<Updated, UpdateError> {
+    pub fn update_priorities_from_host(&self, keys: &Keys, priorities: &[f32]) -> Result<Updated, UpdateError> {
         keys.update(&self.side.desk.gate, priorities)
     }
 
@@ -164,7 +225,15 @@ impl DeviceLearner {
         }
         side.check_thread()?;
         side.check_capture()?;
-        let Some(taken) = self.await_batch(patience)? else { return Ok(None) };
+        let taken = loop {
+            let Some(taken) = self.await_batch(patience)? else { return Ok(None) };
+            // By rounds each batch is somebody's.
+            let store = desk.gate.store.as_ref().filter(|_| desk.seat.is_none());
+            if store.is_none_or(|store| store.counts(taken.clears, taken.rows())) {
+                break taken;
+            }
+            desk.give_back(taken.buffer); // its store was cleared or loaded since; its last use is the copy itself
+        };
         let round = desk.seat.as_ref().map(|seat| (seat, seat.round(taken.sequence)));
         if let Some((seat, round)) = round
             && let Err(reason) = seat.begin(round)
@@ -173,7 +242,8 @@ impl DeviceLearner {
             return Err(reason.into());
         }
         let round = round.map(|(_, round)| round);
-        let Ready { buffer, ready, rows, sequence, sealed } = taken;
+        let rows = taken.rows();
+        let Ready { buffer, ready, sequence, sealed, .. } = taken;
         // SAFETY: the learner's stream lives; the event is recorded, since the batch was handed over after that.
         if let Err(error) = unsafe { desk.device.wait(side.stream, &ready) } {
             desk.gate.count_untaken(rows as u64);

@@ -12,6 +12,7 @@ pub(crate) mod download;
 pub(crate) mod feeder;
 pub(crate) mod learner;
 pub(crate) mod rounds;
+pub(crate) mod updates;
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests;

@@ -137,6 +137,8 @@ pub(crate) struct Sealed {
     pub(crate) sealed: Instant,
     /// Whether a sampler's pass over its items ended with it.
     pub(crate) ends_pass: bool,
+    /// How often its store had been cleared when it was selected.
+    pub(crate) clears: u64,
     /// For a device to gather: the slot holds what it needs for that, see `gather`.
     pub(crate) gather: Option<OpenGather>,
     /// The device buffer that it was selected for.
@@ -316,6 +318,12 @@ impl IntakeGate {
             much_room: Condvar::new(),
             layout,
         }
+    }
+
+    /// Whether a sampler has any use for new priorities.
+    pub(crate) fn has_priorities(&self) -> bool {
+        let mixed = self.mixed.as_ref().map(|mixed| &mixed.store);
+        self.store.iter().chain(mixed).any(|store| store.has_priorities)
     }
 
     /// The reason why nothing can be written any more.
@@ -630,7 +638,7 @@ impl IntakeGate {
             self.counters.batches.fetch_add(1, Ordering::Relaxed);
             self.counters.rows.fetch_add(rows as u64, Ordering::Relaxed);
             let lease = Lease { slot, home: self.clone() };
-            Sealed { lease, rows, sequence, sealed: now, ends_pass: false, gather: None, credit: None }
+            Sealed { lease, rows, sequence, sealed: now, ends_pass: false, clears: 0, gather: None, credit: None }
         });
         // It closes behind `state`, and then nothing is sealed any more.
         debug_assert!(put.is_some(), "a slot was sealed behind the close");

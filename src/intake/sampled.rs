@@ -66,24 +66,25 @@ impl IntakeGate {
         }
     }
 
-    /// Hands a filled slot over, or one for a device to gather, if `counts` says with the batch gate locked that it is still
-    /// wanted. Else, and behind the close, it comes home.
+    /// Hands a filled slot over, or one for a device to gather, unless the store was cleared since it was selected: that is asked
+    /// with the batch gate locked. Then, and behind the close, it comes home.
     pub(crate) fn deliver(
         self: &Arc<Self>,
         (lease, credit): (Lease, Option<Credit>),
         gather: Option<OpenGather>,
         rows: usize,
         (begun, ends_pass): (Instant, bool),
-        counts: impl FnOnce() -> bool,
+        clears: u64,
     ) {
         let now = Instant::now();
         self.counters.stage(Stage::Fill, now - begun);
         let mut parts = Some((lease, gather, credit)); // not dropped with the lock held
         let put = self.batches.put_if(|sequence| {
-            let (lease, gather, credit) = if counts() { parts.take()? } else { return None };
+            let counts = self.store.as_ref().is_none_or(|store| store.counts(clears, rows));
+            let (lease, gather, credit) = if counts { parts.take()? } else { return None };
             self.counters.batches.fetch_add(1, Ordering::Relaxed);
             self.counters.rows.fetch_add(rows as u64, Ordering::Relaxed);
-            Some(Sealed { lease, rows, sequence, sealed: now, ends_pass, gather, credit })
+            Some(Sealed { lease, rows, sequence, sealed: now, ends_pass, clears, gather, credit })
         });
         put.into_iter().for_each(|wakes| self.batches.wake(wakes));
     }

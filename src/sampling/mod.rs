@@ -70,8 +70,7 @@ impl Stream {
             drop(gather);
             None
         };
-        let counts = || self.store.counts(clears, rows);
-        self.gate.deliver((lease, credit), gather, rows, (begun, pass == Pass::Ended), counts);
+        self.gate.deliver((lease, credit), gather, rows, (begun, pass == Pass::Ended), clears);
         Ok(items)
     }
 
@@ -113,8 +112,7 @@ impl Stream {
         let Selection { items, clears, gather, .. } = selection;
         drop(gather);
         if total > 0 {
-            let counts = || self.store.counts(clears, total);
-            self.gate.deliver((lease, credit), None, total, (begun, pass == Pass::Ended), counts);
+            self.gate.deliver((lease, credit), None, total, (begun, pass == Pass::Ended), clears);
         }
         Ok(items)
     }

@@ -133,6 +133,12 @@ pub trait Sampler: fmt::Debug + Send {
         None
     }
 
+    /// Whether [`update`](Sampler::update) changes anything. Where it does, a feed on a device reserves page-locked room for
+    /// the priorities that come back from there.
+    fn has_priorities(&self) -> bool {
+        true
+    }
+
     /// How many different items may be selected now. No batch is asked for while there are fewer than its rows, except
     /// when the last writer is gone.
     fn selectable(&self) -> usize;
@@ -187,6 +193,9 @@ impl<S: Sampler + ?Sized> Sampler for Box<S> {
     }
     fn priority(&self, item: u32) -> Option<f32> {
         (**self).priority(item)
+    }
+    fn has_priorities(&self) -> bool {
+        (**self).has_priorities()
     }
     fn selectable(&self) -> usize {
         (**self).selectable()

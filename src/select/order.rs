@@ -123,6 +123,9 @@ macro_rules! by_age {
             fn remove(&mut self, item: u32) {
                 self.list.remove(item);
             }
+            fn has_priorities(&self) -> bool {
+                false
+            }
             fn selectable(&self) -> usize {
                 self.list.count
             }

@@ -75,6 +75,10 @@ impl<S: Sampler> Sampler for MaxTimes<S> {
         self.sampler.priority(item)
     }
 
+    fn has_priorities(&self) -> bool {
+        self.sampler.has_priorities()
+    }
+
     fn selectable(&self) -> usize {
         self.sampler.selectable()
     }

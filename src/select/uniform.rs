@@ -112,6 +112,10 @@ impl Sampler for Uniform {
         }
     }
 
+    fn has_priorities(&self) -> bool {
+        false
+    }
+
     fn selectable(&self) -> usize {
         self.dense.items.len()
     }
@@ -197,6 +201,10 @@ impl Sampler for WithoutReplacement {
             place = self.seen;
         }
         self.dense.swap_remove(place);
+    }
+
+    fn has_priorities(&self) -> bool {
+        false
     }
 
     fn selectable(&self) -> usize {

@@ -1,8 +1,8 @@
 //! Rows of a second store in the batches of a feed.
 //!
 //! Owns what of the second store's samples goes where in the first one's batches, and how many rows those are. It is asked
-//! for them without waiting: where it has none, rows are the feed's own. What it does not do: pace, or keep the second
-//! feed running; its memory stays as long as a batch is filled from it.
+//! for them without waiting: where it has none, rows are the feed's own. What it does not do: pace, or write; the second
+//! store's memory stays as long as this does.
 
 use super::gather::{self, Scratch, Target};
 use super::plan::Plan;

@@ -57,6 +57,8 @@ pub(crate) struct Store {
     for_sampling: Condvar,
     /// So many items there must be before a batch is asked for, while somebody writes.
     least_items: usize,
+    /// Whether the sampler has any use for new priorities.
+    pub(crate) has_priorities: bool,
     stale_keys: AtomicU64,
 }
 
@@ -118,6 +120,7 @@ impl Store {
             layout,
             plan,
             records,
+            has_priorities: selector.sampler.has_priorities(),
             selector: Mutex::new(selector),
             state: Mutex::new(state),
             for_writers: Condvar::new(),
