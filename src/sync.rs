@@ -121,6 +121,35 @@ impl Wake for Unpark {
     }
 }
 
+/// Points that threads pass, where tests have them panic. One at a time, for the whole process.
+#[cfg(test)]
+pub(crate) mod crash {
+    use super::lock;
+    use std::sync::Mutex;
+
+    static ARMED: Mutex<Option<(&'static str, String)>> = Mutex::new(None);
+
+    /// The next thread that passes `point` panics with `text`.
+    pub(crate) fn arm(point: &'static str, text: &str) {
+        *lock(&ARMED) = Some((point, text.to_owned()));
+    }
+
+    /// Takes that back; whether nobody had passed it.
+    pub(crate) fn disarm() -> bool {
+        lock(&ARMED).take().is_some()
+    }
+
+    /// A point.
+    pub(crate) fn here(point: &'static str) {
+        let mut armed = lock(&ARMED);
+        let told = if armed.as_ref().is_some_and(|(at, _)| *at == point) { armed.take() } else { None };
+        drop(armed); // not held while it panics
+        if let Some((_, text)) = told {
+            panic!("{text}");
+        }
+    }
+}
+
 /// What a panic said.
 pub(crate) fn panic_text(panic: Box<dyn Any + Send>) -> String {
     match panic.downcast::<String>() {

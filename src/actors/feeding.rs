@@ -17,6 +17,8 @@ use crate::gather::Gathering;
 use crate::intake::IntakeGate;
 use crate::layout::SLOT_ALIGN;
 use crate::memory::{PinWatch, Ring, RingPlan};
+#[cfg(test)]
+use crate::sync::crash;
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
 use crossbeam_channel::Receiver;
 use std::sync::Arc;
@@ -88,15 +90,17 @@ impl Message for Feed {
 impl Handler<Feed> for Feeding {
     type Result = ();
     fn handle(&mut self, _: Feed, context: &mut Self::Context) {
+        #[cfg(test)]
+        crash::here("feeding0: Feed");
         match self.attach() {
             Ok((feeder, desk, delivery)) => {
-                self.supervisor.do_send(FeedingUp(Ok(desk.clone())));
+                #[cfg(test)]
+                crash::here("feeding0: attached");
+                self.supervisor.do_send(FeedingUp(Ok(desk)));
                 feeder.run();
-                if let (Some(thread), Some(downloads)) = (delivery, &desk.downloads) {
-                    downloads.end();
-                    let _ = thread.join(); // behind the user's function, if that runs
-                    downloads.free(&desk);
-                }
+                #[cfg(test)]
+                crash::here("feeding0: fed");
+                drop(delivery);
             }
             Err(error) => self.supervisor.do_send(FeedingUp(Err(error))),
         }
@@ -115,6 +119,8 @@ impl Message for StopFeeding {
 impl Handler<StopFeeding> for Feeding {
     type Result = ();
     fn handle(&mut self, _: StopFeeding, context: &mut Self::Context) {
+        #[cfg(test)]
+        crash::here("feeding0: StopFeeding");
         context.stop();
     }
 }
@@ -125,7 +131,7 @@ impl Feeding {
     }
 
     /// Attaches the device and makes everything that needs memory on it, so that the start fails if that does.
-    fn attach(&self) -> Result<(Feeder, Arc<Desk>, Option<JoinHandle<()>>)> {
+    fn attach(&self) -> Result<(Feeder, Arc<Desk>, Option<Delivery>)> {
         let plan = &self.plan;
         let cuda = |error: CudaError| Error::from_source(ErrorKind::Cuda, error);
         let device = Device::attach(&plan.search, plan.ordinal).map_err(|e| Error::from_source(ErrorKind::Cuda, e))?;
@@ -161,15 +167,35 @@ impl Feeding {
     }
 
     /// Starts the thread that calls downloads' functions.
-    fn deliver(&self, desk: Arc<Desk>, finished: Receiver<Option<Finished>>) -> Result<JoinHandle<()>> {
+    fn deliver(&self, desk: Arc<Desk>, finished: Receiver<Option<Finished>>) -> Result<Delivery> {
+        let at = desk.clone();
         let run = move || {
             let Some(downloads) = &desk.downloads else { return };
             while let Ok(Some(finished)) = finished.recv() {
                 downloads.deliver(finished, |text| desk.fail_with(format!("a download's function failed: {text}")));
             }
         };
-        host::thread(self.feed, &format!("{DELIVERY}{}", self.plan.index), run).map_err(|error| {
+        let thread = host::thread(self.feed, &format!("{DELIVERY}{}", self.plan.index), run).map_err(|error| {
             Error::new(ErrorKind::Thread, format!("the thread for downloads could not be started: {error}"))
-        })
+        })?;
+        Ok(Delivery { thread: Some(thread), desk: at })
+    }
+}
+
+/// The thread that calls downloads' functions. Dropped, however feeding ended, it ends behind what it has, and the
+/// downloads' memory goes.
+struct Delivery {
+    /// Taken by the drop.
+    thread: Option<JoinHandle<()>>,
+    desk: Arc<Desk>,
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        if let (Some(thread), Some(downloads)) = (self.thread.take(), &self.desk.downloads) {
+            downloads.end();
+            let _ = thread.join(); // behind the user's function, if that runs
+            downloads.free(&self.desk);
+        }
     }
 }

@@ -167,6 +167,8 @@ impl Store {
     /// Waits until a batch may be selected: where the sampler had nothing to offer, until something changes.
     fn wait_for_items(&self, wanted: &dyn Fn() -> Wanted) -> Result<Wanted, NoItems> {
         loop {
+            #[cfg(test)]
+            crate::sync::crash::here("sampling: round");
             let wanted = wanted(); // asked without the lock: it may look at another store
             let mut state = lock(&self.state);
             if let Some(closed) = &state.closed {
@@ -184,6 +186,12 @@ impl Store {
             state = wait(&self.for_sampling, state, look);
             state.sampling_waits = false;
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn nudge_sampling(&self) {
+        drop(lock(&self.state));
+        self.for_sampling.notify_all();
     }
 
     /// Asks memory for what rows of these items begin with, all at once: what the host knows of their first records and,
