@@ -144,7 +144,9 @@ fn kill_at(point: &'static str, comes: Comes, shape: Shape, fake: &Fake) {
     match comes {
         Comes::Start | Comes::Run => until("it dies", || feed.closed().is_some()),
         Comes::Fault => feed.desks[0].fail_with(TEXT.to_owned()),
-        Comes::Stop => until("the device is fed", || feed.metrics().devices[0].batches_taken > 3 || feed.closed().is_some()),
+        Comes::Stop => {
+            until("the device is fed", || feed.metrics().devices[0].batches_taken > 3 || feed.closed().is_some())
+        }
     }
     let report = feed.stop(PATIENCE).unwrap();
     assert!(!crash::disarm(), "{at}: nobody came there");

@@ -55,12 +55,22 @@ const WAITS: &[Wait] = &[
     Wait { name: "step_timeout", scene: step_timeout, other: Other::LearnerGone, timeout: Some("the ring is full") },
     Wait { name: "step of many lanes", scene: step_of_many_lanes, other: Other::LearnerGone, timeout: None },
     Wait { name: "commit of an unroll", scene: commit_of_an_unroll, other: Other::LearnerGone, timeout: None },
-    Wait { name: "policy that completes an unroll", scene: policy_of_an_unroll, other: Other::LearnerGone, timeout: None },
+    Wait {
+        name: "policy that completes an unroll",
+        scene: policy_of_an_unroll,
+        other: Other::LearnerGone,
+        timeout: None,
+    },
     Wait { name: "step in lockstep", scene: lockstep_step, other: Other::LearnerGone, timeout: None },
     Wait { name: "unroll in lockstep", scene: lockstep_unroll, other: Other::LearnerGone, timeout: None },
     Wait { name: "lag gate, steps", scene: lag_of_steps, other: Other::LearnerGone, timeout: None },
     Wait { name: "lag gate, unrolls", scene: lag_of_unrolls, other: Other::LearnerGone, timeout: None },
-    Wait { name: "lag gate, steps in lockstep", scene: lag_of_lockstep_steps, other: Other::LearnerGone, timeout: None },
+    Wait {
+        name: "lag gate, steps in lockstep",
+        scene: lag_of_lockstep_steps,
+        other: Other::LearnerGone,
+        timeout: None,
+    },
     Wait { name: "lag gate, unrolls in lockstep", scene: lag_of_lockstep, other: Other::LearnerGone, timeout: None },
     Wait { name: "step for the pace", scene: paced_step, other: Other::LearnerGone, timeout: None },
     Wait {
@@ -91,7 +101,12 @@ const WAITS: &[Wait] = &[
         other: Other::Ended,
         timeout: Some("the store has 0 samples, and sampling begins with"),
     },
-    Wait { name: "next_timeout for the pace", scene: paced_next, other: Other::Ended, timeout: Some("the pace waits for writers") },
+    Wait {
+        name: "next_timeout for the pace",
+        scene: paced_next,
+        other: Other::Ended,
+        timeout: Some("the pace waits for writers"),
+    },
     Wait { name: "next_batch on a device", scene: device_next, other: Other::Ended, timeout: None },
     Wait { name: "next_timeout on a device", scene: device_next_timeout, other: Other::Ended, timeout: Some(NOTHING) },
     Wait { name: "next_batch on a device that gathers", scene: gathering_next, other: Other::Ended, timeout: None },
@@ -381,10 +396,12 @@ fn on_devices(builder: FeedBuilder, fake: &Fake, devices: std::ops::Range<i32>) 
 
 fn device(feed: Feed, timeout: Option<Duration>) -> Scene {
     let writer = feed.writer(1).unwrap();
-    let wait = |learner: crate::DeviceLearner| move || match timeout.map(|timeout| learner.next_timeout(timeout)) {
-        None => Error::from(learner.next_batch().unwrap_err()),
-        Some(Ok(None)) => nothing(),
-        Some(next) => next.unwrap_err().into(),
+    let wait = |learner: crate::DeviceLearner| {
+        move || match timeout.map(|timeout| learner.next_timeout(timeout)) {
+            None => Error::from(learner.next_batch().unwrap_err()),
+            Some(Ok(None)) => nothing(),
+            Some(next) => next.unwrap_err().into(),
+        }
     };
     let devices: Vec<_> = feed.desks.iter().map(|desk| desk.device.ordinal()).collect();
     let waiting = devices.into_iter().map(|ordinal| std::thread::spawn(wait(learner_on(&feed, ordinal)))).collect();
@@ -473,7 +490,8 @@ fn end(wait: &Wait, ending: Ending, fake: &Fake) {
         let report = feed.stop(PATIENCE).unwrap();
         assert_eq!(report.threads_given_up, [""; 0], "{at}");
         let fault = report.fault.map(|fault| (fault.actor, fault.text.clone()));
-        let expected = if let Ending::Death(actor) = ending { Some((actor, format!("it panicked: {TEXT}"))) } else { None };
+        let expected =
+            if let Ending::Death(actor) = ending { Some((actor, format!("it panicked: {TEXT}"))) } else { None };
         assert_eq!(fault, expected, "{at}");
     }
     assert_nothing_is_left(fake);
