@@ -551,6 +551,12 @@ impl Fake {
         f()
     }
 
+    /// Whether calls are kept in the log, as they are at first: for runs that are long, where nobody reads it.
+    pub fn keep_log(&self, keep: bool) {
+        let f: extern "C" fn(u8) = self.get("fake_keep_log");
+        f(keep.into())
+    }
+
     /// Also appends a line for every call to this file, and `exit-hook` when the process ends: for what happens in
     /// a child process or after `main`.
     pub fn log_file(&self, path: &Path) {

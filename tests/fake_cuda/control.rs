@@ -265,6 +265,17 @@ pub extern "C" fn fake_capture_mode() -> u32 {
     capture::mode()
 }
 
+/// Whether calls are kept in the log; those that are there go when they are not.
+#[no_mangle]
+pub extern "C" fn fake_keep_log(keep: u8) {
+    change(|s| {
+        s.quiet = keep == 0;
+        if s.quiet {
+            s.calls = Vec::new();
+        }
+    });
+}
+
 /// From now on one line per call goes to this file too, and `exit-hook` when the process ends.
 #[no_mangle]
 pub unsafe extern "C" fn fake_log_file(path: *const c_char) {

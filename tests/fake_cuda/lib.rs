@@ -112,6 +112,8 @@ struct State {
     calls: Vec<RawCall>,
     injections: Vec<Injection>,
     traps: Vec<Trap>,
+    /// Calls are not kept.
+    quiet: bool,
     /// The call that hangs.
     hung: Option<usize>,
     poison: Option<Poison>,
@@ -223,7 +225,7 @@ fn call(function: &'static CStr, args: [u64; 5], mut body: impl FnMut(&mut State
     let (index, injected, sleep) = {
         let mut s = lock();
         let index = s.calls.len();
-        s.calls.push(RawCall {
+        let call = RawCall {
             sequence: index as u64,
             thread: thread_id(),
             pid: std::process::id(),
@@ -232,7 +234,10 @@ fn call(function: &'static CStr, args: [u64; 5], mut body: impl FnMut(&mut State
             function: function.as_ptr(),
             device: contexts::current().map_or(-1, contexts::device_of),
             done: 0,
-        });
+        };
+        if !s.quiet {
+            s.calls.push(call);
+        }
         s.spring(name, index);
         (index, s.injected(name), s.sleeps.get(name).copied().unwrap_or(0))
     };
@@ -260,8 +265,9 @@ fn call(function: &'static CStr, args: [u64; 5], mut body: impl FnMut(&mut State
         }
         s = s.wait(Duration::from_millis(100));
     };
-    s.calls[index].code = code;
-    s.calls[index].done = 1;
+    if let Some(call) = s.calls.get_mut(index) {
+        (call.code, call.done) = (code, 1);
+    }
     let line = format!("{index} pid={} thread={} {name} {args:x?} -> {code}", std::process::id(), thread_id());
     write_line(&s.log_file, &line);
     drop(s);
