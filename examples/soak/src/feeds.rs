@@ -282,7 +282,8 @@ impl Soaked {
         let (committed, taken, batches) =
             [&committed, &taken, &batches].map(|count| count.load(Ordering::Relaxed)).into();
         let metrics = feed.metrics();
-        let whole = report.fault.is_none() && report.threads_given_up.is_empty() && report.still_out == 0;
+        // Behind a stop in the midst of things learners may still have held batches.
+        let whole = report.fault.is_none() && report.threads_given_up.is_empty() && (stop || report.still_out == 0);
         let whole = whole && (report.kept_bytes, report.quarantined_slots) == (0, 0);
         account.check(whole, || format!("{kind:?}: {report}"));
         // In lockstep one writer leaves first, and layers that cannot be complete are lost.
@@ -532,7 +533,9 @@ impl Learning {
             let row = rng.below(rows as u64) as usize;
             let ptr = batch.column(self.column).ptr + (row * self.kind.observations() * BYTES) as u64;
             let sender = sender.clone();
-            let then = move |bytes: &[u8]| drop(sender.send(rows::check_bytes(bytes)));
+            let then = move |bytes: &[u8]| {
+                let _ = sender.send(rows::check_bytes(bytes)); // whoever learns may be gone
+            };
             // SAFETY: a step of the batch's on the learner's device; the batch is released behind the snapshot.
             match unsafe { learner.download(ptr, BYTES, then) } {
                 Ok(()) if rng.once_in(4) => {
