@@ -194,6 +194,14 @@ impl Store {
         self.for_sampling.notify_all();
     }
 
+    /// Waits for the next look at a second store, or the close.
+    pub(crate) fn rest(&self) {
+        let state = lock(&self.state);
+        if state.closed.is_none() {
+            drop(wait(&self.for_sampling, state, Some(LOOK)));
+        }
+    }
+
     /// Asks memory for what rows of these items begin with, all at once: what the host knows of their first records and,
     /// `with_bytes`, the first bytes of these. Looked at one after the other they would be waited for one by one.
     ///

@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 /// Until a threaded test that hangs is ended.
 pub const PATIENCE: Duration = Duration::from_secs(100);
 
-/// As long, or many times that where a test was told to try everything.
+/// As long, or many times that where a test was told to try more than it does.
 pub fn patience() -> Duration {
-    if every_call() { PATIENCE * 30 } else { PATIENCE }
+    if every_call().is_some() { PATIENCE * 60 } else { PATIENCE }
 }
 
-/// Whether every CUDA call is to be met by a failure, and not only some.
-pub fn every_call() -> bool {
-    std::env::var_os("PINRING_EVERY_CALL").is_some_and(|value| value == "1")
+/// `PINRING_EVERY_CALL=N`: every N-th CUDA call is to be met by a failure, and not only some; with 1 all are.
+pub fn every_call() -> Option<usize> {
+    std::env::var("PINRING_EVERY_CALL").ok()?.parse().ok().filter(|stride| *stride > 0)
 }
 
 /// Declares a test that runs in a process of its own, under a watchdog: for what is the whole process's, like its
