@@ -95,3 +95,18 @@ impl Once {
         fresh
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_twice_and_what_is_torn_is_wrong() {
+        let (mut once, account) = (Once::default(), Account::default());
+        assert!([0, 1, 64, 1 << 32].into_iter().all(|id| once.note(id)));
+        assert!(!once.note(64));
+        assert_eq!(account.whole(&[1; rows::WORDS], "here"), None);
+        account.check(true, || unreachable!());
+        assert_eq!((account.wrongs().0, account.wrongs().1.len()), (1, 1));
+    }
+}

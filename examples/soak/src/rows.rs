@@ -61,3 +61,22 @@ pub fn check_bytes(bytes: &[u8]) -> Option<u64> {
     }
     check(&words)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_torn_row_is_found_whichever_word_it_is() {
+        let mut words = [0; WORDS];
+        fill(&mut words, id(7, 9));
+        assert_eq!(check(&words), Some(7 << 32 | 9));
+        for word in 0..WORDS {
+            let mut torn = words;
+            torn[word] ^= 1 << word;
+            assert_eq!(check(&torn), None, "word {word}");
+        }
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        assert_eq!(check_bytes(&bytes), Some(id(7, 9)));
+    }
+}
