@@ -130,6 +130,22 @@ impl Wake for Unpark {
     }
 }
 
+/// What a panic said.
+pub(crate) fn panic_text(panic: Box<dyn Any + Send>) -> String {
+    match panic.downcast::<String>() {
+        Ok(text) => format!("it panicked: {text}"),
+        Err(panic) => {
+            let text = match panic.downcast_ref::<&'static str>() {
+                Some(text) => format!("it panicked: {text}"),
+                None => "it panicked without a text".to_owned(),
+            };
+            // A foreign payload may panic when it is dropped, and then nobody would hear of the first panic.
+            std::mem::forget(panic);
+            text
+        }
+    }
+}
+
 /// Points that threads pass, where tests have them panic. One at a time, for the whole process.
 #[cfg(test)]
 pub(crate) mod crash {
@@ -155,22 +171,6 @@ pub(crate) mod crash {
         drop(armed); // not held while it panics
         if let Some((_, text)) = told {
             panic!("{text}");
-        }
-    }
-}
-
-/// What a panic said.
-pub(crate) fn panic_text(panic: Box<dyn Any + Send>) -> String {
-    match panic.downcast::<String>() {
-        Ok(text) => format!("it panicked: {text}"),
-        Err(panic) => {
-            let text = match panic.downcast_ref::<&'static str>() {
-                Some(text) => format!("it panicked: {text}"),
-                None => "it panicked without a text".to_owned(),
-            };
-            // A foreign payload may panic when it is dropped, and then nobody would hear of the first panic.
-            std::mem::forget(panic);
-            text
         }
     }
 }

@@ -1,17 +1,18 @@
 //! The feeds of a round: who writes, who learns, who saves; and the account that each must leave.
 
 use crate::account::{Account, Once, lock};
-use crate::rows::{self, BYTES, Rng, WORDS};
+use crate::environment::Environment;
+use crate::learning::Learning;
+use crate::rows::{BYTES, Rng, WORDS};
 use pinring::*;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// What a thread that is to die says.
-pub const KILLED: &str = "soak: this environment is to die here";
-const DEADLINE: Duration = Duration::from_secs(20);
+/// Until a stop, or what else must come, is given up.
+pub const DEADLINE: Duration = Duration::from_secs(20);
 
 /// How steps become rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +40,8 @@ const SEQUENCE: usize = 4;
 const CAPACITY: usize = 4096;
 /// Writers and the lanes of each.
 const WRITERS: usize = 3;
-const LANES: usize = 4;
+/// See there.
+pub const LANES: usize = 4;
 
 /// How the feeds of a round come to their device.
 #[derive(Clone, Debug, Default)]
@@ -327,240 +329,11 @@ impl Kind {
         if self == Kind::Unrolls { UNROLL } else { 1 }
     }
     /// Observations of a row.
-    fn observations(self) -> usize {
+    pub fn observations(self) -> usize {
         match self {
             Kind::Unrolls => UNROLL + 1,
             Kind::Sequences => SEQUENCE + 1,
             _ => 1,
-        }
-    }
-}
-
-/// What writes.
-#[derive(Clone)]
-struct Environment {
-    kind: Kind,
-    words: Leaf<u64>,
-    weights: Weights<u64>,
-    account: Arc<Account>,
-    leave: Arc<AtomicBool>,
-    committed: Arc<AtomicU64>,
-}
-
-impl Environment {
-    /// Steps until the feed ends, or it is to leave; panics now and then, in the middle of a step.
-    fn run(self, mut writer: Writer, mut rng: Rng) {
-        let uid = self.account.uids(LANES);
-        let mut step = [0u64; LANES];
-        let mut values = [0; LANES * WORDS];
-        while !self.leave.load(Ordering::Relaxed) {
-            self.account.live();
-            match self.step(&mut writer, uid, &mut step, &mut values, &mut rng) {
-                Ok(true) => drop(self.committed.fetch_add(LANES as u64, Ordering::Relaxed)),
-                Ok(false) => {}
-                Err(error) => {
-                    let over = matches!(error.kind(), ErrorKind::Stopped | ErrorKind::Ended);
-                    return self.account.check(over, || format!("{:?}: a writer: {error}", self.kind));
-                }
-            }
-        }
-    }
-
-    /// One step of every lane: whether it was committed.
-    fn step(
-        &self,
-        writer: &mut Writer,
-        uid: u64,
-        step: &mut [u64; LANES],
-        values: &mut [u64],
-        rng: &mut Rng,
-    ) -> Result<bool> {
-        let fill = |values: &mut [u64], step: &[u64; LANES]| {
-            for (lane, words) in values.chunks_exact_mut(WORDS).enumerate() {
-                rows::fill(words, rows::id(uid + lane as u64, step[lane]));
-            }
-        };
-        fill(values, step);
-        let mut open = match rng.below(4) {
-            0 => match writer.step_timeout(Duration::from_millis(50)) {
-                Err(StepError::Full { .. } | StepError::Pace(_)) => return Ok(false),
-                open => open?,
-            },
-            _ => writer.step()?,
-        };
-        open.put(self.words, values)?;
-        if self.kind != Kind::Steps && !self.kind.is_replayed() {
-            let (version, policy) = open.policy(&self.weights)?;
-            self.account.check(version == *policy, || format!("version {version} came with the weights of {policy}"));
-        }
-        if self.kind != Kind::Lockstep {
-            match rng.below(6_000) {
-                0 => panic!("{KILLED}"),
-                1..10 => {
-                    self.account.add("steps dropped half-written", 1);
-                    return Ok(false);
-                }
-                _ => {}
-            }
-        }
-        let mut ended = [false; LANES];
-        for lane in 0..LANES {
-            if rng.once_in(50) {
-                ended[lane] = true;
-                let mut last = open.end(lane, if rng.once_in(2) { End::Terminated } else { End::Truncated });
-                if self.kind.is_replayed() {
-                    let mut words = [0; WORDS];
-                    rows::fill(&mut words, rows::id(uid + lane as u64, step[lane] + 1));
-                    last.put(self.words, &words)?;
-                }
-            }
-        }
-        open.commit()?;
-        for (step, ended) in step.iter_mut().zip(ended) {
-            *step += 1 + u64::from(ended && self.kind.is_replayed()); // the final observation has a number of its own
-        }
-        Ok(true)
-    }
-}
-
-/// What learns.
-struct Learning {
-    kind: Kind,
-    column: Column<u64>,
-    next: Option<Column<u64>>,
-    weights: Weights<u64>,
-    feed: Arc<Feed>,
-    account: Arc<Account>,
-    taken: Arc<AtomicU64>,
-    batches: Arc<AtomicU64>,
-    once: Arc<Mutex<Once>>,
-    publishing: Arc<Mutex<()>>,
-}
-
-impl Learning {
-    /// The words of a row: whole, in order, and none of them before.
-    fn check(&self, row: &[u64], next: Option<&[u64]>) {
-        let mut first = None;
-        for (i, words) in row.chunks_exact(WORDS).chain(next).enumerate() {
-            let Some(id) = self.account.whole(words, &format!("{:?}", self.kind)) else { return };
-            let first = *first.get_or_insert(id);
-            self.account
-                .check(id == first + i as u64, || format!("{:?}: step {id:x} behind {first:x}, at {i}", self.kind));
-        }
-        if let (false, Some(first)) = (self.kind.is_replayed(), first) {
-            let fresh = lock(&self.once).note(first);
-            self.account.check(fresh, || format!("{:?}: row {first:x} came twice", self.kind));
-        }
-    }
-
-    fn count(&self, rows: usize) {
-        self.taken.fetch_add(rows as u64, Ordering::Relaxed);
-        self.batches.fetch_add(1, Ordering::Relaxed);
-        self.account.live();
-        // Of two learners one publishes at a time, so that weights are their own version.
-        let _publishing = lock(&self.publishing);
-        let version = self.weights.latest().0 + 1;
-        self.weights.publish(version);
-    }
-
-    fn rest(&self, rng: &mut Rng) {
-        if rng.once_in(400) {
-            self.account.add("learners paused", 1);
-            thread::sleep(Duration::from_millis(20 + rng.below(100)));
-        }
-    }
-
-    fn over(&self, error: &NextError) {
-        let over = matches!(error, NextError::Ended | NextError::Closed(Closed::Stopped));
-        self.account.check(over, || format!("{:?}: a learner: {error}", self.kind));
-    }
-
-    fn on_host(self, learner: &Learner, mut rng: Rng) {
-        let mut held = Vec::new();
-        loop {
-            let batch = match rng.below(3) {
-                0 => learner.next_timeout(Duration::from_millis(100)),
-                _ => learner.next_batch().map(Some),
-            };
-            let batch = match batch {
-                Ok(Some(batch)) => batch,
-                Ok(None) | Err(NextError::Pace(_)) => continue,
-                Err(error) => return self.over(&error),
-            };
-            let (rows, len) = (batch.rows(), self.kind.observations() * WORDS);
-            for row in 0..rows {
-                let next = self.next.map(|next| &batch.slice(next)[row * WORDS..][..WORDS]);
-                self.check(&batch.slice(self.column)[row * len..][..len], next);
-            }
-            self.count(rows);
-            if self.kind == Kind::Prioritized {
-                self.update(learner.update_priorities(&batch.keys(), &vec![rng.below(100) as f32; rows]), rows);
-            }
-            // Held over a few others.
-            held.push(batch);
-            if held.len() > 1 + rng.below(2) as usize {
-                held.swap_remove(rng.below(held.len() as u64) as usize);
-            }
-            self.rest(&mut rng);
-        }
-    }
-
-    fn update(&self, updated: Result<Updated, UpdateError>, rows: usize) {
-        match updated {
-            Ok(Updated { applied, stale, .. }) => {
-                self.account
-                    .check(applied + stale == rows, || format!("{applied} applied and {stale} stale of {rows}"));
-            }
-            Err(error) => self.account.wrong(format!("priorities: {error}")),
-        }
-    }
-
-    #[allow(unsafe_code)] // raw addresses
-    fn on_device(self, learner: &DeviceLearner, mut rng: Rng) {
-        let (sender, arrived) = mpsc::channel();
-        loop {
-            let batch = match rng.below(3) {
-                0 => learner.next_timeout(Duration::from_millis(100)),
-                _ => learner.next_batch().map(Some),
-            };
-            let batch = match batch {
-                Ok(Some(batch)) => batch,
-                Ok(None) | Err(NextError::Pace(_)) => continue,
-                Err(error) => return self.over(&error),
-            };
-            let rows = batch.rows();
-            // One row of it comes back to the host.
-            let row = rng.below(rows as u64) as usize;
-            let ptr = batch.column(self.column).ptr + (row * self.kind.observations() * BYTES) as u64;
-            let sender = sender.clone();
-            let then = move |bytes: &[u8]| {
-                let _ = sender.send(rows::check_bytes(bytes)); // whoever learns may be gone
-            };
-            // SAFETY: a step of the batch's on the learner's device; the batch is released behind the snapshot.
-            match unsafe { learner.download(ptr, BYTES, then) } {
-                Ok(()) if rng.once_in(4) => {
-                    let begun = Instant::now();
-                    while let Err(mpsc::RecvTimeoutError::Timeout) = arrived.recv_timeout(Duration::from_millis(50)) {
-                        if self.feed.closed().is_some_and(|closed| closed == Closed::Stopped) {
-                            break;
-                        }
-                        self.account.check(begun.elapsed() < DEADLINE, || "a download does not arrive".to_owned());
-                        self.account.live();
-                    }
-                }
-                Ok(()) | Err(DeviceUseError::Closed(_)) => {}
-                Err(error) => self.account.wrong(format!("{:?}: a download: {error}", self.kind)),
-            }
-            for id in arrived.try_iter() {
-                self.account.add("rows back from the device", 1);
-                self.account.check(id.is_some(), || format!("{:?}: a torn row on the device", self.kind));
-            }
-            self.count(rows);
-            if self.kind == Kind::Prioritized {
-                self.update(learner.update_priorities(&batch.keys(), &vec![rng.below(100) as f32; rows]), rows);
-            }
-            drop(batch);
-            self.rest(&mut rng);
         }
     }
 }

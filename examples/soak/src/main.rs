@@ -15,7 +15,9 @@
 //! It is no bench: how fast it went says nothing.
 
 mod account;
+mod environment;
 mod feeds;
+mod learning;
 mod process;
 mod rows;
 
@@ -24,7 +26,8 @@ mod rows;
 mod common;
 
 use account::Account;
-use feeds::{FIFO, KILLED, Place, REPLAY, Soaked};
+use environment::KILLED;
+use feeds::{FIFO, Place, REPLAY, Soaked};
 use pinring::{CudaSearch, Feed, Pinning, Sample, Step};
 use process::Held;
 use rows::Rng;
@@ -183,7 +186,8 @@ fn table(account: &Account, looks: &[Held], time: Duration) -> bool {
         println!("{what:44} {count:>16}");
     }
     println!("\n{:44} {:>12} {:>12} {:>12}", "held between rounds", "early", "late", "most");
-    let held: [(&str, fn(&Held) -> usize, usize); 4] = [
+    type Of = fn(&Held) -> usize;
+    let held: [(&str, Of, usize); 4] = [
         ("bytes of memory in use", |held| held.rss, SLACK),
         ("open files", |held| held.files, 0),
         ("threads", |held| held.threads, 0),
