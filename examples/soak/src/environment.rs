@@ -58,7 +58,7 @@ impl Environment {
         fill(values, step);
         let mut open = match rng.below(4) {
             0 => match writer.step_timeout(Duration::from_millis(50)) {
-                Err(StepError::Full { .. } | StepError::Pace(_)) => return Ok(false),
+                Err(StepError::Full { .. } | StepError::Pace(_) | StepError::Gathering) => return Ok(false),
                 open => open?,
             },
             _ => writer.step()?,
