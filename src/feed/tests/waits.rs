@@ -53,6 +53,12 @@ enum Ending {
 const WAITS: &[Wait] = &[
     Wait { name: "step", scene: step, other: Other::LearnerGone, timeout: None },
     Wait { name: "step_timeout", scene: step_timeout, other: Other::LearnerGone, timeout: Some("the ring is full") },
+    Wait {
+        name: "step_timeout of many lanes",
+        scene: step_timeout_of_many_lanes,
+        other: Other::LearnerGone,
+        timeout: Some("the ring is full"),
+    },
     Wait { name: "step of many lanes", scene: step_of_many_lanes, other: Other::LearnerGone, timeout: None },
     Wait { name: "commit of an unroll", scene: commit_of_an_unroll, other: Other::LearnerGone, timeout: None },
     Wait {
@@ -121,6 +127,12 @@ fn nothing() -> Error {
 
 // ---- scenes of writers ---------------------------------------------------------------------------------------------
 
+/// Takes what is there: else it would come home at the end of the feed, and wake who waits for it.
+fn held(learner: &Learner) -> Vec<Box<dyn Any>> {
+    let next = || learner.try_next().unwrap_or(None);
+    std::iter::from_fn(next).map(|batch| Box::new(batch) as Box<dyn Any>).collect()
+}
+
 /// Writers of so many lanes each, before a full ring.
 fn full(builder: FeedBuilder, leaf: Leaf<f32>, writers: &[usize]) -> Scene {
     let feed = builder.start().unwrap();
@@ -128,7 +140,8 @@ fn full(builder: FeedBuilder, leaf: Leaf<f32>, writers: &[usize]) -> Scene {
     let seats: Vec<_> = writers.iter().map(|&lanes| feed.writer(lanes).unwrap()).collect(); // all, before one is gone
     let waiting: Vec<_> = seats.into_iter().map(|writer| write_on(writer, leaf)).collect();
     until("all wait", || feed.gate.parked() == waiting.len());
-    Scene { feed: Arc::new(feed), waiting, other: vec![Box::new(learner)], kept: vec![] }
+    let kept = held(&learner);
+    Scene { feed: Arc::new(feed), waiting, other: vec![Box::new(learner)], kept }
 }
 
 fn step(fake: &Fake, _: Duration) -> Scene {
@@ -137,15 +150,26 @@ fn step(fake: &Fake, _: Duration) -> Scene {
 }
 
 fn step_timeout(fake: &Fake, timeout: Duration) -> Scene {
-    let (builder, leaf) = steps(fake);
-    let feed = builder.start().unwrap();
-    let (mut writer, learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
-    (0..2).for_each(|_| write(&mut writer, leaf).unwrap());
-    let waiting = vec![std::thread::spawn(move || writer.step_timeout(timeout).map(drop).unwrap_err().into())];
-    Scene { feed: Arc::new(feed), waiting, other: vec![Box::new(learner)], kept: vec![] }
+    timed(steps(fake), 1, timeout)
 }
 
-/// Two rows are free, and three are needed.
+/// Two rows are free, and three are needed, all at once.
+fn step_timeout_of_many_lanes(fake: &Fake, timeout: Duration) -> Scene {
+    let (builder, leaf) = steps(fake);
+    timed((builder.batch(4), leaf), 3, timeout)
+}
+
+/// A writer of so many lanes, behind two steps that fill the ring.
+fn timed((builder, leaf): (FeedBuilder, Leaf<f32>), lanes: usize, timeout: Duration) -> Scene {
+    let feed = builder.start().unwrap();
+    let (mut writer, learner) = (feed.writer(lanes).unwrap(), feed.learner().unwrap());
+    (0..2).for_each(|_| write(&mut writer, leaf).unwrap());
+    let kept = held(&learner);
+    let waiting = vec![std::thread::spawn(move || writer.step_timeout(timeout).map(drop).unwrap_err().into())];
+    Scene { feed: Arc::new(feed), waiting, other: vec![Box::new(learner)], kept }
+}
+
+/// The same, but the rows are taken one by one: written aside, it waits in its commit.
 fn step_of_many_lanes(fake: &Fake, _: Duration) -> Scene {
     let (builder, leaf) = steps(fake);
     full(builder.batch(4), leaf, &[3])
@@ -189,7 +213,8 @@ fn policy_of_an_unroll(fake: &Fake, _: Duration) -> Scene {
     let learner = feed.learner().unwrap();
     let waiting = vec![act_on(feed.writer(1).unwrap(), leaf, Weights::new(()))];
     until("it waits", || feed.gate.parked() == 1);
-    Scene { feed: Arc::new(feed), waiting, other: vec![Box::new(learner)], kept: vec![] }
+    let kept = held(&learner);
+    Scene { feed: Arc::new(feed), waiting, other: vec![Box::new(learner)], kept }
 }
 
 fn lag((builder, leaf): (FeedBuilder, Leaf<f32>), lockstep: bool) -> Scene {
