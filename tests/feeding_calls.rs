@@ -3,7 +3,7 @@
 //! without a count, nobody hangs, the error names the call and its code, and nothing is left that is not counted.
 //!
 //! Of each function the first few calls are met, of all calls some more at even distances. `PINRING_EVERY_CALL=N` meets
-//! every N-th call there is, with 1 all of them: for an hour without company.
+//! every N-th call there is, with 1 all of them, which takes some ten minutes.
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code)] // raw streams and addresses
 
