@@ -8,7 +8,7 @@
 #                                            explained peers; and of stall alone: L500 L2000 L10000 sweep graph
 #
 #   LONG=1           400 steps also where a step is long, and full peers; about thirteen minutes
-#   SOAK=15          seconds of the soak
+#   SOAK=15          seconds of each of the two soaks: device memory, and everything at once
 #   LIMIT=           seconds for each program, in place of twice its estimate and half a minute
 #   PYTHON=python3   the Python that has PyTorch
 #
@@ -29,6 +29,7 @@ pack() {
     local built
     built=$(executables bench cargo bench -p pinring --bench dispatch_stall --bench h2d --bench gather --bench sample --no-run) || exit 1
     built+=$'\n'$(executables example cargo build --release -p pinring --example pinning_explained) || exit 1
+    built+=$'\n'$(executables bin cargo build --release -p soak) || exit 1
     while read -r name path; do
         cp "$path" "$bin/$name" && strip "$bin/$name" || exit 1
     done <<<"$built"
@@ -122,7 +123,10 @@ for part in ${parts[@]/#stall/L500 L2000 L10000 sweep graph}; do
             fi
             ;;
         torn) run torn 20 "$bin/h2d" --bench --json "$out/torn.json" --torn "${TORN:-20000}" ;;
-        soak) run soak $((soak + 10)) "$bin/h2d" --bench --json "$out/soak.json" --soak "$soak" ;;
+        soak)
+            run soak $((soak + 10)) "$bin/h2d" --bench --json "$out/soak.json" --soak "$soak"
+            run soak.all $((soak + 15)) "$bin/soak" --seconds "$soak" --device required
+            ;;
         gather)
             run gather 300 "$bin/gather" --bench --json "$out/gather.json" --pairs "${PAIRS:-3}" --slice-ms 150 --store-mb 1024 device
             run sample 60 "$bin/sample" --bench --json "$out/sample.json"

@@ -10,11 +10,11 @@ use crate::gate::Gate;
 use crate::intake::{IntakeGate, Sealed};
 use crate::keys::{Keys, UpdateError, Updated};
 use crate::select::PaceWait;
-use crate::sync::{Patience, Spin, Unpark};
+use crate::sync::{Patience, Spin, Unpark, try_lock};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -406,11 +406,7 @@ impl Taker {
         }
         let begun = Instant::now();
         let mut fresh = Spin::default();
-        let mut kept = match self.spin.try_lock() {
-            Ok(kept) => Some(kept),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        };
+        let mut kept = try_lock(&self.spin);
         let spin = kept.as_deref_mut().unwrap_or(&mut fresh);
         let _ = watch.look(counts(), ALL_HELD_PATIENCE);
         loop {

@@ -32,7 +32,8 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Metrics {
-    /// Lane-steps committed: a writer of 16 lanes counts 16 a commit.
+    /// Lane-steps committed: a writer of 16 lanes counts 16 a commit. One that the end overtook, an error to its writer, is
+    /// among them where the feed stores no steps; its rows are among the dropped or the step among the unfinished.
     pub steps: u64,
     /// Rows delivered in sealed batches.
     pub rows: u64,

@@ -3,7 +3,7 @@
 //! Owns the rule for poisoned locks, deadlines, and the short spin before a thread parks.
 
 use std::any::Any;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::Wake;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -13,6 +13,15 @@ use std::time::{Duration, Instant};
 #[inline]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The lock, if nobody has it.
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// What gates and version counters are built from: the standard library's locks and atomics; under
@@ -74,7 +83,7 @@ impl Spin {
     const LIMIT: Duration = Duration::from_micros(20);
 
     /// Spins until `ready`, and says whether it became so.
-    pub(crate) fn until(&mut self, ready: impl Fn() -> bool) -> bool {
+    pub(crate) fn until(&mut self, mut ready: impl FnMut() -> bool) -> bool {
         if self.skip > 0 {
             self.skip -= 1;
             return ready();
@@ -133,6 +142,35 @@ pub(crate) fn panic_text(panic: Box<dyn Any + Send>) -> String {
             // A foreign payload may panic when it is dropped, and then nobody would hear of the first panic.
             std::mem::forget(panic);
             text
+        }
+    }
+}
+
+/// Points that threads pass, where tests have them panic. One at a time, for the whole process.
+#[cfg(test)]
+pub(crate) mod crash {
+    use super::lock;
+    use std::sync::Mutex;
+
+    static ARMED: Mutex<Option<(&'static str, String)>> = Mutex::new(None);
+
+    /// The next thread that passes `point` panics with `text`.
+    pub(crate) fn arm(point: &'static str, text: &str) {
+        *lock(&ARMED) = Some((point, text.to_owned()));
+    }
+
+    /// Takes that back; whether nobody had passed it.
+    pub(crate) fn disarm() -> bool {
+        lock(&ARMED).take().is_some()
+    }
+
+    /// A point.
+    pub(crate) fn here(point: &'static str) {
+        let mut armed = lock(&ARMED);
+        let told = if armed.as_ref().is_some_and(|(at, _)| *at == point) { armed.take() } else { None };
+        drop(armed); // not held while it panics
+        if let Some((_, text)) = told {
+            panic!("{text}");
         }
     }
 }

@@ -106,6 +106,24 @@ alone! {
     }
 }
 
+/// To its writer the step was not committed, so the report of the stop does not have it; the counters say what became of it.
+#[test]
+fn a_commit_that_the_stop_overtakes_counts_as_a_step_whose_row_is_dropped() {
+    for lockstep in [false, true] {
+        let small = Small::new();
+        let builder = if lockstep { small.builder().lockstep(1) } else { small.builder() };
+        let feed = builder.start().unwrap();
+        let mut writer = feed.writer(1).unwrap();
+        let mut step = writer.step().unwrap();
+        step.put(small.reward, &[1.0]).unwrap();
+        let report = feed.stop(PATIENCE).unwrap();
+        assert_eq!((report.dropped_rows(), report.still_out), (0, 1), "lockstep {lockstep}: {report}");
+        assert_eq!(step.commit().unwrap_err(), CommitError::Closed(Closed::Stopped));
+        let metrics = feed.metrics();
+        assert_eq!((metrics.steps, metrics.dropped_rows), (1, 1), "lockstep {lockstep}");
+    }
+}
+
 // ---- every wait ends -----------------------------------------------------------------------------------------------
 
 /// Unrolls of `steps` steps with an observation, one to a batch, two buffers.

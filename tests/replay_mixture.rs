@@ -5,8 +5,9 @@ mod common;
 
 use common::Watchdog;
 use pinring::*;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 const ROWS: usize = 8;
 
@@ -209,4 +210,47 @@ fn what_cannot_be_mixed_is_refused() {
     assert_eq!(kind.builder().start().unwrap().set_fraction(0.5).unwrap_err().kind(), ErrorKind::Misuse);
     let feed = kind.builder().mix(&demos, 0.5).start().unwrap();
     assert_eq!(feed.set_fraction(2.0).unwrap_err().kind(), ErrorKind::Config);
+}
+
+/// Claims that there is something, and then has nothing.
+#[derive(Debug)]
+struct Empty(Arc<AtomicUsize>);
+
+impl Sampler for Empty {
+    fn begin(&mut self, _items: u32) -> std::result::Result<(), SamplerError> {
+        Ok(())
+    }
+    fn insert(&mut self, _item: u32, _priority: Option<f32>) -> std::result::Result<(), PriorityError> {
+        Ok(())
+    }
+    fn remove(&mut self, _item: u32) {}
+    fn selectable(&self) -> usize {
+        1
+    }
+    fn select(&mut self, _rows: usize, _draws: &mut Draws, _into: &mut Vec<Selected>) -> Pass {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Pass::GoesOn
+    }
+}
+
+/// A sampler of the second store's that has nothing, whatever it claims, is asked now and then and not without a pause; and
+/// what the first store gets is delivered all the same.
+#[test]
+fn a_second_sampler_that_has_nothing_is_asked_now_and_then() {
+    let _watchdog = Watchdog::new("nothing mixed in", Duration::from_secs(60));
+    let (kind, demos) = (Kind::new(), Kind::new());
+    let asked = Arc::new(AtomicUsize::new(0));
+    let second = Store::builder(demos.sample.clone(), 100, Empty(asked.clone())).build().unwrap();
+    let mut writer = second.writer(1).unwrap();
+    demos.write(&mut writer, DEMOS..DEMOS + 10);
+    let begun = Instant::now();
+    let feed = kind.builder().mix(&second, 0.5).start().unwrap();
+    let learner = feed.learner().unwrap();
+    assert!(!matches!(learner.next_timeout(Duration::from_millis(200)), Ok(Some(_))));
+    let (times, most) = (asked.load(Ordering::Relaxed), begun.elapsed().as_millis() as usize);
+    assert!((1..=most).contains(&times), "asked {times} times in {most} ms");
+    kind.write(&mut feed.writer(1).unwrap(), 0..20);
+    let batch = learner.next_batch().unwrap();
+    assert!(batch.rows() > 0 && batch.rows_mixed() == 0);
+    feed.stop(Duration::from_secs(20)).unwrap();
 }

@@ -18,6 +18,8 @@ use crate::gather::Gathering;
 use crate::intake::IntakeGate;
 use crate::layout::SLOT_ALIGN;
 use crate::memory::{PinWatch, Ring, RingPlan};
+#[cfg(test)]
+use crate::sync::crash;
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
 use crossbeam_channel::Receiver;
 use std::sync::Arc;
@@ -91,16 +93,17 @@ impl Message for Feed {
 impl Handler<Feed> for Feeding {
     type Result = ();
     fn handle(&mut self, _: Feed, context: &mut Self::Context) {
+        #[cfg(test)]
+        crash::here("feeding0: Feed");
         match self.attach() {
-            Ok((feeder, desk, delivery)) => {
-                self.supervisor.do_send(FeedingUp(Ok(desk.clone())));
+            Ok((feeder, ends)) => {
+                #[cfg(test)]
+                crash::here("feeding0: attached");
+                self.supervisor.do_send(FeedingUp(Ok(ends.desk.clone())));
                 feeder.run();
-                desk.updates.iter().for_each(|updates| updates.free(&desk));
-                if let (Some(thread), Some(downloads)) = (delivery, &desk.downloads) {
-                    downloads.end();
-                    let _ = thread.join(); // behind the user's function, if that runs
-                    downloads.free(&desk);
-                }
+                #[cfg(test)]
+                crash::here("feeding0: fed");
+                drop(ends);
             }
             Err(error) => self.supervisor.do_send(FeedingUp(Err(error))),
         }
@@ -119,6 +122,8 @@ impl Message for StopFeeding {
 impl Handler<StopFeeding> for Feeding {
     type Result = ();
     fn handle(&mut self, _: StopFeeding, context: &mut Self::Context) {
+        #[cfg(test)]
+        crash::here("feeding0: StopFeeding");
         context.stop();
     }
 }
@@ -129,7 +134,7 @@ impl Feeding {
     }
 
     /// Attaches the device and makes everything that needs memory on it, so that the start fails if that does.
-    fn attach(&self) -> Result<(Feeder, Arc<Desk>, Option<JoinHandle<()>>)> {
+    fn attach(&self) -> Result<(Feeder, Ends)> {
         let plan = &self.plan;
         let cuda = |error: CudaError| Error::from_source(ErrorKind::Cuda, error);
         let device = Device::attach(&plan.search, plan.ordinal).map_err(|e| Error::from_source(ErrorKind::Cuda, e))?;
@@ -166,7 +171,7 @@ impl Feeding {
             return Err(error);
         }
         let delivery = finished.map(|finished| self.deliver(desk.clone(), finished)).transpose()?;
-        Ok((feeder, desk, delivery))
+        Ok((feeder, Ends { desk, delivery }))
     }
 
     /// Starts the thread that calls downloads' functions.
@@ -180,5 +185,24 @@ impl Feeding {
         host::thread(self.feed, &format!("{DELIVERY}{}", self.plan.index), run).map_err(|error| {
             Error::new(ErrorKind::Thread, format!("the thread for downloads could not be started: {error}"))
         })
+    }
+}
+
+/// What feeding has besides its loop. Dropped, however that ended, its memory goes: that of updates, and that of downloads
+/// behind the thread that calls their functions, which ends behind what it has.
+struct Ends {
+    desk: Arc<Desk>,
+    /// Taken by the drop.
+    delivery: Option<JoinHandle<()>>,
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.desk.updates.iter().for_each(|updates| updates.free(&self.desk));
+        if let (Some(thread), Some(downloads)) = (self.delivery.take(), &self.desk.downloads) {
+            downloads.end();
+            let _ = thread.join(); // behind the user's function, if that runs
+            downloads.free(&self.desk);
+        }
     }
 }

@@ -6,6 +6,8 @@
 
 use crate::error::Closed;
 use crate::intake::IntakeGate;
+#[cfg(test)]
+use crate::sync::crash;
 use actix::{Actor, ActorContext, AsyncContext, Context, Handler, Message};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,6 +41,8 @@ impl Actor for Ingest {
     type Context = Context<Self>;
     fn started(&mut self, context: &mut Self::Context) {
         context.run_interval(TICK, |ingest, context| {
+            #[cfg(test)]
+            crash::here("ingest: look");
             if matches!(ingest.gate.closed(), Some(Closed::Stopped | Closed::Fault(_))) {
                 context.stop(); // also when the supervisor that should say so is gone
                 return;
@@ -107,6 +111,8 @@ impl Message for StopIngest {
 impl Handler<StopIngest> for Ingest {
     type Result = ();
     fn handle(&mut self, _: StopIngest, context: &mut Self::Context) {
+        #[cfg(test)]
+        crash::here("ingest: StopIngest");
         self.gate.close(Closed::Stopped);
         context.stop();
     }

@@ -10,6 +10,8 @@ use crate::cuda::device::Device;
 use crate::cuda::types::{CudaError, CudaSearch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{PinWatch, Ring, RingPlan};
+#[cfg(test)]
+use crate::sync::crash;
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
 use std::sync::Arc;
 
@@ -52,6 +54,8 @@ impl Message for Pin {
 impl Handler<Pin> for Pinning {
     type Result = ();
     fn handle(&mut self, _: Pin, _: &mut Self::Context) {
+        #[cfg(test)]
+        crash::here("pinning: Pin");
         let made = self.make();
         self.supervisor.do_send(Pinned(made));
     }
@@ -98,6 +102,8 @@ impl Message for StopPinning {
 impl Handler<StopPinning> for Pinning {
     type Result = ();
     fn handle(&mut self, _: StopPinning, context: &mut Self::Context) {
+        #[cfg(test)]
+        crash::here("pinning: StopPinning");
         self.ring = None;
         context.stop();
     }

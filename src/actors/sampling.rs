@@ -8,6 +8,8 @@ use super::supervisor::{Common, Failed, Supervisor};
 use crate::intake::IntakeGate;
 use crate::sampling::{Crew, Stream};
 use crate::store::Store;
+#[cfg(test)]
+use crate::sync::crash;
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -47,6 +49,8 @@ impl Message for Sample {
 impl Handler<Sample> for Sampling {
     type Result = ();
     fn handle(&mut self, _: Sample, _: &mut Self::Context) {
+        #[cfg(test)]
+        crash::here("sampling: Sample");
         let crew = Arc::new(Crew::new(self.threads - 1));
         let helpers: Result<Vec<_>, _> = (0..self.threads - 1).map(|helper| self.help(helper, crew.clone())).collect();
         match helpers {
@@ -92,6 +96,8 @@ impl Message for StopSampling {
 impl Handler<StopSampling> for Sampling {
     type Result = ();
     fn handle(&mut self, _: StopSampling, context: &mut Self::Context) {
+        #[cfg(test)]
+        crash::here("sampling: StopSampling");
         context.stop();
     }
 }

@@ -14,6 +14,8 @@ use crate::error::{Closed, Error, ErrorKind, Fault};
 use crate::feeding::Desk;
 use crate::intake::{IntakeConfig, IntakeGate};
 use crate::memory::{PinReport, Ring};
+#[cfg(test)]
+use crate::sync::crash;
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
 use crossbeam_channel::Sender;
 use std::sync::atomic::AtomicUsize;
@@ -257,6 +259,8 @@ impl Message for Pinned {
 impl Handler<Pinned> for Supervisor {
     type Result = ();
     fn handle(&mut self, Pinned(made): Pinned, context: &mut Self::Context) {
+        #[cfg(test)]
+        crash::here("supervisor: Pinned");
         let Some(make_gate) = self.make_gate.take().filter(|_| !self.stopping) else { return };
         match made {
             Ok(ring) => self.run(ring, make_gate, context),
@@ -279,6 +283,8 @@ impl Message for FeedingUp {
 impl Handler<FeedingUp> for Supervisor {
     type Result = ();
     fn handle(&mut self, FeedingUp(up): FeedingUp, context: &mut Self::Context) {
+        #[cfg(test)]
+        crash::here("supervisor: FeedingUp");
         match up {
             Ok(_) if self.stopping => {}
             Ok(desk) => {
@@ -307,6 +313,8 @@ impl Message for Failed {
 impl Handler<Failed> for Supervisor {
     type Result = ();
     fn handle(&mut self, Failed { actor, text }: Failed, context: &mut Self::Context) {
+        #[cfg(test)]
+        crash::here("supervisor: Failed");
         self.fail(actor, text);
         self.finish_if_alone(context);
     }
@@ -326,6 +334,8 @@ impl Message for Exited {
 impl Handler<Exited> for Supervisor {
     type Result = ();
     fn handle(&mut self, Exited { actor, exit }: Exited, context: &mut Self::Context) {
+        #[cfg(test)]
+        crash::here("supervisor: Exited");
         self.alive = self.alive.saturating_sub(1);
         let exit = match exit {
             // Actors end when they are told to.
@@ -354,6 +364,8 @@ impl Message for Stop {
 impl Handler<Stop> for Supervisor {
     type Result = ();
     fn handle(&mut self, Stop { deadline, answer }: Stop, context: &mut Self::Context) {
+        #[cfg(test)]
+        crash::here("supervisor: Stop");
         tracing::info!(target: "pinring", feed = self.feed, "the feed stops");
         if let Some(gate) = self.common.gate.get() {
             gate.set_stop_deadline(deadline);

@@ -275,12 +275,12 @@ impl Desk {
 
     /// An event that nobody waits on or has still to record.
     pub(crate) fn event(&self) -> Result<Arc<Event>, CudaError> {
-        let mut events = lock(&self.events);
-        if let Some(place) = events.iter().position(|event| Arc::strong_count(event) == 1) {
-            return Ok(events[place].clone());
+        let idle = || lock(&self.events).iter().find(|event| Arc::strong_count(event) == 1).cloned();
+        if let Some(event) = idle() {
+            return Ok(event);
         }
-        let event = Arc::new(self.device.event()?);
-        events.push(event.clone());
+        let event = Arc::new(self.device.event()?); // without the lock: should it hang, nobody else waits for that
+        lock(&self.events).push(event.clone());
         Ok(event)
     }
 
@@ -354,6 +354,7 @@ impl Drop for Desk {
                 }
             }
             returned.into_iter().for_each(|buffer| self.discard(buffer));
+            self.downloads.iter().for_each(|downloads| downloads.free(self)); // if that has still to be done
         });
     }
 }

@@ -10,12 +10,16 @@ use crate::cuda::types::CudaError;
 use crate::error::Closed;
 use crate::learner::DeviceUseError;
 use crate::memory::Ring;
-use crate::sync::{lock, panic_text};
+use crate::sync::{Spin, panic_text, try_lock};
 use crossbeam_channel::{Receiver, Sender};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// How often it is looked whether the other side's calls are over.
+const BUSY: Duration = Duration::from_micros(50);
 
 /// What the user does with the bytes.
 pub(crate) type Then = Box<dyn FnOnce(&[u8]) + Send>;
@@ -135,7 +139,7 @@ impl Downloads {
         bytes: usize,
         then: Then,
     ) -> Result<(), DeviceUseError> {
-        let mut state = lock(&self.state);
+        let mut state = self.lock_open(desk)?;
         let Some(memory) = state.memory.as_ref().filter(|_| state.lost.is_none()) else {
             desk.check_open()?;
             return Err(state.lost.clone().map_or(Closed::Stopped.into(), DeviceUseError::Cuda)); // just about to close
@@ -168,15 +172,33 @@ impl Downloads {
         })
     }
 
+    /// The lock, which is held during short calls to CUDA. Who waits for one that never returns hears when the feed is
+    /// over.
+    fn lock_open(&self, desk: &Desk) -> Result<MutexGuard<'_, State>, Closed> {
+        let mut spin = Spin::default();
+        loop {
+            let mut free = None;
+            spin.until(|| {
+                free = try_lock(&self.state);
+                free.is_some()
+            });
+            match free {
+                Some(state) => return Ok(state),
+                None => desk.check_open()?,
+            }
+            std::thread::sleep(BUSY);
+        }
+    }
+
     /// Ends the downloads' thread behind what it has.
     pub(crate) fn end(&self) {
         let _ = self.finished.send(None);
     }
 
     /// Behind the end of the downloads' thread: frees the memory, unless something on the device may still use it, or
-    /// freeing would wait for what did not end.
+    /// freeing would wait for what did not end. Left to the desk's drop where a learner is stuck in a snapshot.
     pub(crate) fn free(&self, desk: &Desk) {
-        let mut state = lock(&self.state);
+        let Some(mut state) = try_lock(&self.state) else { return };
         let (memory, out, waiting) = (state.memory.take(), state.out.take(), state.waiting.take());
         let snapped = || !state.snapped || desk.device.query(&self.snapped) == Ok(true);
         let idle = !desk.is_given_up() && state.lost.is_none() && out.is_none() && snapped();
@@ -190,7 +212,8 @@ impl Downloads {
 
     /// On the feeding thread: hands on what is finished, and issues what waits. True while something is under way.
     pub(crate) fn advance(&self, device: &Device) -> Result<bool, CudaError> {
-        let mut guard = lock(&self.state);
+        // Whoever has it takes a snapshot: this thread has other things to do, also where that never ends.
+        let Some(mut guard) = try_lock(&self.state) else { return Ok(true) };
         let state = &mut *guard;
         if state.lost.is_some() {
             return Ok(false);

@@ -389,7 +389,10 @@ impl Drop for Feeder {
         self.collect();
         if !self.settled {
             self.desk.give_up();
-            std::mem::forget(self.kernel.take()); // it may still run
+            if let Some(kernel) = self.kernel.take() {
+                let (tables, bytes) = kernel.quarantine();
+                self.desk.count_quarantined(tables, bytes);
+            }
         }
         self.in_flight.drain(..).for_each(|flight| flight.source.quarantine());
         self.desk.in_flight.store(0, Ordering::Relaxed);

@@ -17,8 +17,8 @@ const THREADS: u32 = 1024;
 #[derive(Debug)]
 pub(crate) struct GatherKernel {
     kernel: Kernel,
-    _chunks: DeviceMemory,
-    _powers: Option<DeviceMemory>,
+    chunks: DeviceMemory,
+    powers: Option<DeviceMemory>,
     blocks: u32,
     /// All of a launch but the batch and its table.
     launch: Launch,
@@ -56,7 +56,7 @@ impl GatherKernel {
             powers: powers.as_ref().map_or(0, DeviceMemory::address),
             ..tables.launch()
         };
-        Ok(GatherKernel { kernel, _chunks: chunks, _powers: powers, blocks, launch })
+        Ok(GatherKernel { kernel, chunks, powers, blocks, launch })
     }
 
     /// Queues the gather of one full batch into `batch`, whose table is at `table`.
@@ -69,6 +69,17 @@ impl GatherKernel {
         let launch = Launch { batch, table, ..self.launch };
         // SAFETY: the kernel takes a `Launch`. What it reads and writes: the caller's promise, and memory of ours.
         unsafe { self.kernel.device().launch(&self.kernel, (self.blocks, THREADS), &launch, stream) }
+    }
+}
+
+impl GatherKernel {
+    /// Keeps module and tables for the rest of the process: it may still run (invariant 4). Returns how many pieces of device
+    /// memory that are, and their bytes.
+    pub(crate) fn quarantine(self) -> (usize, usize) {
+        let tables = || std::iter::once(&self.chunks).chain(&self.powers);
+        let kept = (tables().count(), tables().map(DeviceMemory::bytes).sum());
+        std::mem::forget(self);
+        kept
     }
 }
 

@@ -38,6 +38,8 @@ impl IntakeGate {
     pub(crate) fn free_slot(self: &Arc<Self>) -> Result<(Lease, Option<Credit>), Closed> {
         let mut state = lock(&self.state);
         loop {
+            #[cfg(test)]
+            crate::sync::crash::here("sampling: round");
             if let Some(closed) = &state.closed {
                 return Err(closed.clone());
             }
@@ -55,6 +57,14 @@ impl IntakeGate {
             state = self.room.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
             (state.parked, state.waking) = (state.parked - 1, false);
         }
+    }
+
+    /// Has the sampling thread look again, wherever it waits.
+    #[cfg(test)]
+    pub(crate) fn nudge_sampling(&self) {
+        drop(lock(&self.state)); // it has looked, or is parked
+        self.room.notify_all();
+        self.store.iter().for_each(|store| store.nudge_sampling());
     }
 
     /// So many buffers of a device are free for batches that it gathers.

@@ -111,7 +111,10 @@ impl Stream {
         };
         let Selection { items, clears, gather, .. } = selection;
         drop(gather);
-        if total > 0 {
+        if total == 0 {
+            // The second sampler had nothing after all, and will not say when it has: it is asked again in a while.
+            self.store.rest();
+        } else {
             self.gate.deliver((lease, credit), None, total, (begun, pass == Pass::Ended), clears);
         }
         Ok(items)

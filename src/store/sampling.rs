@@ -167,6 +167,8 @@ impl Store {
     /// Waits until a batch may be selected: where the sampler had nothing to offer, until something changes.
     fn wait_for_items(&self, wanted: &dyn Fn() -> Wanted) -> Result<Wanted, NoItems> {
         loop {
+            #[cfg(test)]
+            crate::sync::crash::here("sampling: round");
             let wanted = wanted(); // asked without the lock: it may look at another store
             let mut state = lock(&self.state);
             if let Some(closed) = &state.closed {
@@ -183,6 +185,20 @@ impl Store {
             let look = (wanted.mixed && state.book.items() == 0).then_some(LOOK);
             state = wait(&self.for_sampling, state, look);
             state.sampling_waits = false;
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn nudge_sampling(&self) {
+        drop(lock(&self.state));
+        self.for_sampling.notify_all();
+    }
+
+    /// Waits for the next look at a second store, or the close.
+    pub(crate) fn rest(&self) {
+        let state = lock(&self.state);
+        if state.closed.is_none() {
+            drop(wait(&self.for_sampling, state, Some(LOOK)));
         }
     }
 

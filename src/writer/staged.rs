@@ -55,7 +55,7 @@ impl Writer {
             let begin = Begin { rows, unfinished, batch_rows: self.gate.layout.rows };
             if rows > 0 && !lag.try_begin(begin) {
                 let since = Instant::now();
-                let begun = lag.begin(begin, || self.gate.closed());
+                let begun = self.gate.note_lag_wait(|| lag.begin(begin, || self.gate.closed()));
                 self.counters.block_on_policy(since.elapsed().as_nanos() as u64);
                 begun?;
             }

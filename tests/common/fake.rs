@@ -225,6 +225,17 @@ pub struct Hazards {
     pub unloaded_in_flight: u64,
 }
 
+/// What a call meets that is more than an error of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trap {
+    /// It does not return before [`Fake::clear_faults`].
+    Hang,
+    /// The context of device 0 is destroyed just before it.
+    Reset,
+    /// From it on an error stays, as by [`Fake::poison`].
+    Poison(i32),
+}
+
 /// One live registration of a fake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registration {
@@ -312,7 +323,26 @@ impl Fake {
         f(nth, code)
     }
 
-    /// Takes back every injection, sleep and cap, and the error that stays.
+    /// The `nth` call of `function` from now on (1 = the next, `"*"` = of any) meets this.
+    pub fn trap(&self, function: &str, nth: u64, trap: Trap) {
+        let function = CString::new(function).unwrap();
+        let kind = match trap {
+            Trap::Hang => 0,
+            Trap::Reset => 1,
+            Trap::Poison(code) => code,
+        };
+        let f: unsafe extern "C" fn(*const c_char, u64, i32) = self.get("fake_trap");
+        // SAFETY: `function` is a C string that outlives the call.
+        unsafe { f(function.as_ptr(), nth, kind) }
+    }
+
+    /// The call that hangs.
+    pub fn hung(&self) -> Option<Call> {
+        let f: extern "C" fn() -> u64 = self.get("fake_hung");
+        Some(f()).filter(|index| *index != u64::MAX).map(|index| self.call(index))
+    }
+
+    /// Takes back every injection, trap, sleep and cap, and the error that stays; a call that hangs goes on.
     pub fn clear_faults(&self) {
         let f: extern "C" fn() = self.get("fake_clear_faults");
         f()
@@ -370,22 +400,33 @@ impl Fake {
 
     /// The whole log, in order.
     pub fn calls(&self) -> Vec<Call> {
+        self.calls_from(0)
+    }
+
+    /// The log from one line on.
+    pub fn calls_from(&self, first: u64) -> Vec<Call> {
+        (first..self.call_count()).map(|index| self.call(index)).collect()
+    }
+
+    /// How many lines the log has.
+    pub fn call_count(&self) -> u64 {
         let count: extern "C" fn() -> u64 = self.get("fake_call_count");
+        count()
+    }
+
+    fn call(&self, index: u64) -> Call {
         let call: unsafe extern "C" fn(u64, *mut RawCall) -> i32 = self.get("fake_call");
-        let one = |index| {
-            let mut raw = std::mem::MaybeUninit::<RawCall>::uninit();
-            // SAFETY: an out-pointer of the type that the function writes; it does so when it answers 0.
-            let raw = unsafe {
-                assert_eq!(call(index, raw.as_mut_ptr()), 0, "the log has a line {index}");
-                raw.assume_init()
-            };
-            // SAFETY: a C string that lives as long as the library, which is never closed.
-            let function = unsafe { CStr::from_ptr(raw.function) }.to_string_lossy().into_owned();
-            let code = (raw.done != 0).then_some(raw.code);
-            let device = (raw.device >= 0).then_some(raw.device);
-            Call { sequence: raw.sequence, thread: raw.thread, pid: raw.pid, function, args: raw.args, device, code }
+        let mut raw = std::mem::MaybeUninit::<RawCall>::uninit();
+        // SAFETY: an out-pointer of the type that the function writes; it does so when it answers 0.
+        let raw = unsafe {
+            assert_eq!(call(index, raw.as_mut_ptr()), 0, "the log has a line {index}");
+            raw.assume_init()
         };
-        (0..count()).map(one).collect()
+        // SAFETY: a C string that lives as long as the library, which is never closed.
+        let function = unsafe { CStr::from_ptr(raw.function) }.to_string_lossy().into_owned();
+        let code = (raw.done != 0).then_some(raw.code);
+        let device = (raw.device >= 0).then_some(raw.device);
+        Call { sequence: raw.sequence, thread: raw.thread, pid: raw.pid, function, args: raw.args, device, code }
     }
 
     /// The lines of one function.
@@ -508,6 +549,12 @@ impl Fake {
     pub fn capture_mode(&self) -> u32 {
         let f: extern "C" fn() -> u32 = self.get("fake_capture_mode");
         f()
+    }
+
+    /// Whether calls are kept in the log, as they are at first: for runs that are long, where nobody reads it.
+    pub fn keep_log(&self, keep: bool) {
+        let f: extern "C" fn(u8) = self.get("fake_keep_log");
+        f(keep.into())
     }
 
     /// Also appends a line for every call to this file, and `exit-hook` when the process ends: for what happens in

@@ -11,6 +11,16 @@ use std::time::{Duration, Instant};
 /// Until a threaded test that hangs is ended.
 pub const PATIENCE: Duration = Duration::from_secs(100);
 
+/// As long, or many times that where a test was told to try more than it does.
+pub fn patience() -> Duration {
+    if every_call().is_some() { PATIENCE * 60 } else { PATIENCE }
+}
+
+/// `PINRING_EVERY_CALL=N`: every N-th CUDA call is to be met by a failure, and not only some; with 1 all are.
+pub fn every_call() -> Option<usize> {
+    std::env::var("PINRING_EVERY_CALL").ok()?.parse().ok().filter(|stride| *stride > 0)
+}
+
 /// Declares a test that runs in a process of its own, under a watchdog: for what is the whole process's, like its
 /// threads, its mappings and its environment.
 macro_rules! alone {
@@ -25,7 +35,7 @@ macro_rules! alone {
                 $crate::common::alone(stringify!($name), $prepare);
                 return;
             }
-            let _watchdog = $crate::common::Watchdog::new(stringify!($name), $crate::life::PATIENCE);
+            let _watchdog = $crate::common::Watchdog::new(stringify!($name), $crate::life::patience());
             $body
         }
     };

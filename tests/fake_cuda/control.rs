@@ -2,7 +2,7 @@
 
 use crate::memory::Memory;
 use crate::streams::How;
-use crate::{capture, contexts, lock, thread_id, Injection, Poison, RawCall, State, CHANGED, LAST_ERROR};
+use crate::{capture, contexts, lock, thread_id, Injection, Poison, RawCall, State, Trap, TrapKind, CHANGED, LAST_ERROR};
 use std::ffi::{c_char, CStr};
 use std::time::Duration;
 
@@ -48,11 +48,32 @@ pub extern "C" fn fake_poison(nth: u64, code: i32) {
     change(|s| s.poison = Some(Poison { after: nth, code }));
 }
 
-/// Takes back every injection, sleep and cap, and the error that stays.
+/// The `nth` call of `function` from now on (1 = the next, `*` = of any): with `kind` 0 it does not return, with 1 the
+/// context of device 0 is destroyed just before it, with another that is an error which stays from it on.
+#[no_mangle]
+pub unsafe extern "C" fn fake_trap(function: *const c_char, nth: u64, kind: i32) {
+    let function = unsafe { text(function) };
+    let kind = match kind {
+        0 => TrapKind::Hang,
+        1 => TrapKind::Reset,
+        code => TrapKind::Poison(code),
+    };
+    change(|s| s.traps.push(Trap { function, after: nth.saturating_sub(1), kind }));
+}
+
+/// The place in the log of the call that hangs; `u64::MAX` if none does.
+#[no_mangle]
+pub extern "C" fn fake_hung() -> u64 {
+    lock().hung.map_or(u64::MAX, |index| index as u64)
+}
+
+/// Takes back every injection, trap, sleep and cap, and the error that stays.
 #[no_mangle]
 pub extern "C" fn fake_clear_faults() {
     change(|s| {
         s.injections.clear();
+        s.traps.clear();
+        s.hung = None;
         s.sleeps.clear();
         s.poison = None;
         let unlimited = Memory::default();
@@ -242,6 +263,17 @@ pub extern "C" fn fake_current_device() -> i32 {
 #[no_mangle]
 pub extern "C" fn fake_capture_mode() -> u32 {
     capture::mode()
+}
+
+/// Whether calls are kept in the log; those that are there go when they are not.
+#[no_mangle]
+pub extern "C" fn fake_keep_log(keep: u8) {
+    change(|s| {
+        s.quiet = keep == 0;
+        if s.quiet {
+            s.calls = Vec::new();
+        }
+    });
 }
 
 /// From now on one line per call goes to this file too, and `exit-hook` when the process ends.

@@ -89,10 +89,33 @@ struct Poison {
     code: i32,
 }
 
+/// What a call meets instead of an error of its own.
+struct Trap {
+    /// As of an [`Injection`].
+    function: String,
+    after: u64,
+    kind: TrapKind,
+}
+
+#[derive(Clone, Copy)]
+enum TrapKind {
+    /// The call does not return before a test takes the faults back.
+    Hang,
+    /// The context of device 0 is destroyed just before it.
+    Reset,
+    /// From it on an error stays.
+    Poison(i32),
+}
+
 #[derive(Default)]
 struct State {
     calls: Vec<RawCall>,
     injections: Vec<Injection>,
+    traps: Vec<Trap>,
+    /// Calls are not kept.
+    quiet: bool,
+    /// The call that hangs.
+    hung: Option<usize>,
     poison: Option<Poison>,
     sleeps: HashMap<String, u64>,
     log_file: Option<PathBuf>,
@@ -202,7 +225,7 @@ fn call(function: &'static CStr, args: [u64; 5], mut body: impl FnMut(&mut State
     let (index, injected, sleep) = {
         let mut s = lock();
         let index = s.calls.len();
-        s.calls.push(RawCall {
+        let call = RawCall {
             sequence: index as u64,
             thread: thread_id(),
             pid: std::process::id(),
@@ -211,9 +234,18 @@ fn call(function: &'static CStr, args: [u64; 5], mut body: impl FnMut(&mut State
             function: function.as_ptr(),
             device: contexts::current().map_or(-1, contexts::device_of),
             done: 0,
-        });
+        };
+        if !s.quiet {
+            s.calls.push(call);
+        }
+        s.spring(name, index);
         (index, s.injected(name), s.sleeps.get(name).copied().unwrap_or(0))
     };
+    let mut s = lock();
+    while s.hung == Some(index) {
+        s = s.wait(Duration::from_millis(100));
+    }
+    drop(s);
     if sleep > 0 {
         std::thread::sleep(Duration::from_millis(sleep));
     }
@@ -233,8 +265,9 @@ fn call(function: &'static CStr, args: [u64; 5], mut body: impl FnMut(&mut State
         }
         s = s.wait(Duration::from_millis(100));
     };
-    s.calls[index].code = code;
-    s.calls[index].done = 1;
+    if let Some(call) = s.calls.get_mut(index) {
+        (call.code, call.done) = (code, 1);
+    }
     let line = format!("{index} pid={} thread={} {name} {args:x?} -> {code}", std::process::id(), thread_id());
     write_line(&s.log_file, &line);
     drop(s);
@@ -266,6 +299,26 @@ impl State {
         }
         self.injections.retain(|i| !i.function.is_empty());
         injected
+    }
+
+    /// Springs the traps that call `index`, of `name`, has come to.
+    fn spring(&mut self, name: &str, index: usize) {
+        let mut sprung = None;
+        self.traps.retain_mut(|trap| {
+            if trap.function != name && trap.function != "*" {
+                return true;
+            }
+            let stays = trap.after > 0;
+            trap.after = trap.after.saturating_sub(1);
+            sprung = if stays { sprung } else { Some(trap.kind) };
+            stays
+        });
+        match sprung {
+            None => {}
+            Some(TrapKind::Hang) => self.hung = Some(index),
+            Some(TrapKind::Reset) => self.destroy_context(0),
+            Some(TrapKind::Poison(code)) => self.poison = Some(Poison { after: 0, code }),
+        }
     }
 
     /// The error that stays, once it has begun.

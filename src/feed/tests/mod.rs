@@ -22,10 +22,11 @@ const TEXT: &str = "a wheel came off";
 
 /// Declares a test that runs in a process of its own, under a watchdog.
 macro_rules! alone {
-    (fn $name:ident() $body:block) => {
+    ($(#[$meta:meta])* fn $name:ident() $body:block) => {
         #[test]
+        $(#[$meta])*
         fn $name() {
-            let name = concat!("feed::tests::", stringify!($name));
+            let name = concat!(module_path!(), "::", stringify!($name)).trim_start_matches("pinring::");
             if !common::is_child(name) {
                 common::alone(name, |_| {});
                 return;
@@ -35,6 +36,9 @@ macro_rules! alone {
         }
     };
 }
+
+mod messages;
+mod waits;
 
 fn fake() -> Fake {
     Fake::new(&common::scratch("feed-fault"), "libcudart.so.13")
