@@ -57,8 +57,8 @@ impl Slots {
     }
 
     /// Bytes of row records for a ring of that many slots.
-    pub(crate) fn record_bytes(rows: usize, slots: usize) -> usize {
-        rows * slots * size_of::<RowRecord>()
+    pub(crate) fn record_bytes(rows: usize, slots: usize) -> Option<usize> {
+        rows.checked_mul(slots)?.checked_mul(size_of::<RowRecord>())
     }
 
     /// The first byte of a slot. Following it is up to the caller's claim or lease.
@@ -214,5 +214,18 @@ impl LaneBuffer {
     #[inline]
     pub(crate) fn base(&self) -> *mut u8 {
         self.bytes.as_ptr().cast_mut().cast()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On machines with 32-bit addresses counts far below their limits reach this.
+    #[test]
+    fn records_that_cannot_be_addressed_are_none() {
+        assert_eq!(Slots::record_bytes(3, 5), Some(15 * size_of::<RowRecord>()));
+        assert_eq!(Slots::record_bytes(usize::MAX / 2, 3), None);
+        assert_eq!(Slots::record_bytes(usize::MAX / size_of::<RowRecord>() + 1, 1), None);
     }
 }
