@@ -75,6 +75,8 @@
 //! The pages in `docs/` of the repository say more: architecture, safety, writing, replay, whole learners by their shape,
 //! feeding a GPU, errors, memory, and how CUDA is found.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 /// The examples of the pages, compiled and run.
 #[cfg(doctest)]
 mod pages {

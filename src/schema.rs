@@ -57,13 +57,13 @@ pub struct LeafInfo {
 }
 
 impl LeafInfo {
-    /// Elements of one lane's value.
+    /// Elements of one lane's value; `usize::MAX` of a leaf that [`Sample::check`](crate::Sample::check) refuses as too large.
     pub fn elements(&self) -> usize {
-        self.shape.iter().product()
+        self.shape.iter().fold(1, |elements, &dim| elements.saturating_mul(dim))
     }
-    /// Bytes of one lane's value.
+    /// Bytes of one lane's value; `usize::MAX` of a leaf that is refused as too large.
     pub fn bytes(&self) -> usize {
-        self.elements() * self.dtype.size()
+        self.elements().saturating_mul(self.dtype.size())
     }
 }
 

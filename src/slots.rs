@@ -70,10 +70,10 @@ impl Slots {
         Slots { slot_bytes: layout.slot_bytes, rows: layout.rows, layout, base, records, keys }
     }
 
-    /// Bytes of a slot's row records.
-    pub(crate) fn record_bytes(layout: &Layout) -> usize {
-        let key = if layout.kind.is_replayed() { size_of::<RowKey>() } else { 0 };
-        layout.rows.saturating_mul(size_of::<Head>() + key)
+    /// Bytes of row records for a ring of that many slots.
+    pub(crate) fn record_bytes(rows: usize, slots: usize, replayed: bool) -> Option<usize> {
+        let key = if replayed { size_of::<RowKey>() } else { 0 };
+        rows.checked_mul(slots)?.checked_mul(size_of::<Head>() + key)
     }
 
     /// The first byte of a slot. Following it is up to the caller's claim or lease.
@@ -236,5 +236,20 @@ impl LaneBuffer {
     #[inline]
     pub(crate) fn base(&self) -> *mut u8 {
         self.bytes.as_ptr().cast_mut().cast()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On machines with 32-bit addresses counts far below their limits reach this.
+    #[test]
+    fn records_that_cannot_be_addressed_are_none() {
+        assert_eq!(Slots::record_bytes(3, 5, false), Some(15 * 24));
+        assert_eq!(Slots::record_bytes(3, 5, true), Some(15 * 36));
+        assert_eq!(Slots::record_bytes(usize::MAX / 2, 3, false), None);
+        assert_eq!(Slots::record_bytes(usize::MAX / 24 + 1, 1, false), None);
+        assert_eq!(Slots::record_bytes(usize::MAX / 24 - 1, 1, true), None);
     }
 }

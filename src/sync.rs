@@ -134,15 +134,14 @@ impl Wake for Unpark {
 pub(crate) fn panic_text(panic: Box<dyn Any + Send>) -> String {
     match panic.downcast::<String>() {
         Ok(text) => format!("it panicked: {text}"),
-        Err(panic) => {
-            let text = match panic.downcast_ref::<&'static str>() {
-                Some(text) => format!("it panicked: {text}"),
-                None => "it panicked without a text".to_owned(),
-            };
-            // A foreign payload may panic when it is dropped, and then nobody would hear of the first panic.
-            std::mem::forget(panic);
-            text
-        }
+        Err(panic) => match panic.downcast::<&'static str>() {
+            Ok(text) => format!("it panicked: {text}"),
+            Err(panic) => {
+                // A foreign payload may panic when it is dropped, and then nobody would hear of the first panic.
+                std::mem::forget(panic);
+                "it panicked without a text".to_owned()
+            }
+        },
     }
 }
 

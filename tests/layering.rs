@@ -37,6 +37,21 @@ fn modules_use_only_what_is_declared_above_them() {
     assert!(violations.is_empty(), "against the order of lib.rs ({}):\n{}", order.join(", "), violations.join("\n"));
 }
 
+/// Every file means the same on every processor: where one's own instructions came in, others would need a way beside
+/// them, and a test of that.
+#[test]
+fn no_code_is_for_one_processor_alone() {
+    let mut sources = Vec::new();
+    walk(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), 0, &mut sources);
+    assert!(sources.len() > 80, "only {} files were read", sources.len());
+    for (path, _) in sources {
+        let code = code_of(&fs::read_to_string(&path).unwrap());
+        for word in ["target_arch", "target_feature", "core::arch", "std::arch", "asm!", "x86_64", "aarch64"] {
+            assert!(!code.contains(word), "{} has `{word}`", path.display());
+        }
+    }
+}
+
 fn allowed(above: &[String], module: &str, used: &str) -> bool {
     above.iter().any(|name| name == used) || EXCEPTIONS.iter().any(|(user, u, _)| (*user, *u) == (module, used))
 }

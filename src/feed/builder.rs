@@ -186,11 +186,16 @@ pub(super) fn system_seed(given: Option<u64>) -> Result<u64> {
     given.map_or_else(|| rand::rngs::SysRng.try_next_u64().map_err(no_seed), Ok)
 }
 
+fn too_large(what: String) -> Error {
+    config(format!("{what} are more bytes than can be addressed: ask for less"))
+}
+
 /// Ordinary memory for one lane.
 pub(super) fn lane_bytes(layout: &Layout, lockstep: bool) -> Result<usize> {
     let depth = buffer_depth(layout, lockstep);
     let (_, buffer) = Place::in_lane_buffer(layout, 1, depth)?;
-    Ok(buffer + lane_state_bytes(layout, depth))
+    let bytes = lane_state_bytes(layout, depth).and_then(|state| state.checked_add(buffer));
+    bytes.ok_or_else(|| too_large(format!("the {depth} steps that a lane buffer holds")))
 }
 
 impl FeedBuilder {
@@ -300,7 +305,6 @@ impl FeedBuilder {
     /// As [`start`](FeedBuilder::start) for the settings.
     pub fn footprint(&self) -> Result<Footprint> {
         let layout = self.layout()?;
-        let too_large = |what: String| config(format!("{what} are more bytes than can be addressed: ask for less"));
         let (rows, buffers, store) = (self.batch, self.buffers, self.store_plan(&layout)?);
         let store_bytes = store.map_or(Ok(0), |store| store.bytes())?;
         let slots = buffers.checked_add(store_bytes.div_ceil(layout.slot_bytes));
@@ -308,14 +312,16 @@ impl FeedBuilder {
         let ring_bytes = ring_bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
         let ring_bytes =
             ring_bytes.ok_or_else(|| too_large(format!("{buffers} buffers of {} bytes", layout.slot_bytes)))?;
+        let update_bytes = self.update_room()?.map_or(0, |room| room.slot_bytes * room.slots * self.devices.len());
         let download_bytes = self.download_bytes.checked_next_multiple_of(SLOT_ALIGN);
         let download_bytes = download_bytes.and_then(|slot| slot.checked_mul(2 * self.devices.len()));
-        let download_bytes = download_bytes.filter(|bytes| bytes.checked_add(ring_bytes).is_some());
+        let download_bytes = download_bytes
+            .filter(|bytes| bytes.checked_add(ring_bytes).is_some_and(|both| both.checked_add(update_bytes).is_some()));
         let download_bytes = download_bytes
             .ok_or_else(|| too_large(format!("the ring and downloads of {} bytes", self.download_bytes)))?;
-        let update_bytes = self.update_room()?.map_or(0, |room| room.slot_bytes * room.slots * self.devices.len());
-        let record_bytes = Slots::record_bytes(&layout).checked_mul(buffers);
-        let record_bytes = record_bytes.and_then(|bytes| bytes.checked_add(store.map_or(0, |s| s.bytes_beside())));
+        let beside = store.map_or(Some(0), |store| store.bytes_beside());
+        let record_bytes = Slots::record_bytes(rows, buffers, layout.kind.is_replayed()).zip(beside);
+        let record_bytes = record_bytes.and_then(|(records, beside)| records.checked_add(beside));
         let record_bytes =
             record_bytes.ok_or_else(|| too_large(format!("the records of {buffers} batches of {rows} rows")))?;
         let lane_bytes = lane_bytes(&layout, self.lockstep.is_some())?;
@@ -450,6 +456,7 @@ impl FeedBuilder {
             (self.buffers, "buffers", most),
             (lanes, if self.lanes.is_some() { "lanes" } else { "lockstep" }, most),
             (steps, "unroll", most),
+            (self.prefetch, "prefetch", most),
             (self.episodes, "episodes", MOST_EPISODES),
             (capacity, "replay", most),
             (threads.unwrap_or(1), "gather_threads", replay::MOST_THREADS),

@@ -156,7 +156,7 @@ impl StoreBuilder {
 
     fn bytes_beside(&self, layout: &Layout, plan: &StorePlan) -> Result<usize> {
         let lanes = lane_bytes(layout, false)?.checked_mul(self.lanes);
-        lanes.and_then(|lanes| lanes.checked_add(plan.bytes_beside())).ok_or_else(|| self.too_large())
+        lanes.zip(plan.bytes_beside()).and_then(|(lanes, plan)| lanes.checked_add(plan)).ok_or_else(|| self.too_large())
     }
 
     fn too_large(&self) -> Error {

@@ -53,7 +53,7 @@ impl Tables {
         let is_hosts = |declared: &Declared| matches!(declared, Declared::Derived(derived) if !matches!(derived, Derived::NStepReturn { .. }));
         let hosts: Vec<bool> = layout.declared.iter().map(is_hosts).collect();
         // The table lies where the device will write: in the longest stretch of such columns.
-        let needs = layout.rows * stride * size_of::<u32>();
+        let needs = layout.rows.checked_mul(stride).and_then(|places| places.checked_mul(size_of::<u32>()));
         let mut stretches: Vec<Range<usize>> = Vec::new();
         for (column, _) in columns.iter().zip(&hosts).filter(|(_, is_hosts)| !**is_hosts) {
             match stretches.last_mut().filter(|last| last.end == column.start) {
@@ -62,7 +62,7 @@ impl Tables {
             }
         }
         let longest = stretches.into_iter().max_by_key(|stretch| stretch.len()).unwrap_or(0..0);
-        if longest.len() < needs || plan.moves.is_empty() {
+        if needs.is_none_or(|needs| longest.len() < needs) || plan.moves.is_empty() {
             return Err("the table of what to gather would be larger than the batch".to_owned());
         }
         let mut copied: Vec<Range<usize>> = Vec::new();

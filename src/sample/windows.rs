@@ -15,7 +15,7 @@ use std::ops::Range;
 /// let stack = sample.window(frame, -3..1, Pad::Repeat); // at an episode's first step: that frame four times
 /// # let _ = stack;
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Pad {
     /// Zeros.
     #[default]
@@ -25,7 +25,7 @@ pub enum Pad {
 }
 
 /// Where a window's offset 0 lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Anchor {
     /// The sample's first step.
     First,
@@ -150,9 +150,9 @@ impl Window {
         Window { leaf: 0, anchor: Anchor::First, from, to, pad, single: false }
     }
 
-    /// Values a row.
+    /// Values a row. Offsets that are refused may be any numbers.
     pub(crate) fn len(&self) -> usize {
-        (self.to - self.from).max(0) as usize
+        usize::try_from(i64::from(self.to) - i64::from(self.from)).unwrap_or(0)
     }
 
     /// `all`: how many values of the leaf a sequence has; `None` of a transition, which has one.

@@ -113,14 +113,52 @@ impl StorePlan {
 
     /// So many samples are there once the store is full, of episodes of whatever length; at least 1.
     pub(crate) fn sure_items(&self) -> usize {
-        let lost = self.lanes * (self.reach() - 1);
+        let lost = self.lanes.saturating_mul(self.reach() - 1);
         (self.capacity.saturating_sub(lost) / (2 * self.stride)).max(1)
     }
 
-    /// Ordinary memory beside the records.
-    pub(crate) fn bytes_beside(&self) -> usize {
+    /// Ordinary memory beside the records, if it can be addressed.
+    pub(crate) fn bytes_beside(&self) -> Option<usize> {
         let (meta, links) = Records::bytes_beside();
         let (record, chunk, lane) = Book::bytes_beside();
-        self.steps() as usize * (meta + record) + self.chunks as usize * (links + chunk) + self.lanes * lane
+        let [steps, chunks] = [(self.steps(), meta + record), (self.chunks, links + chunk)]
+            .map(|(count, bytes)| usize::try_from(count).ok()?.checked_mul(bytes));
+        steps?.checked_add(chunks?)?.checked_add(self.lanes.checked_mul(lane)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(lanes: usize, reach: usize) -> StorePlan {
+        let (back, forward) = (reach, 1);
+        StorePlan {
+            capacity: 100,
+            lanes,
+            chunk: 4,
+            chunks: 50,
+            record_bytes: 16,
+            records: 200,
+            back,
+            forward,
+            stride: 1,
+        }
+    }
+
+    /// On machines with 32-bit addresses counts far below their limits reach this.
+    #[test]
+    fn memory_beside_a_store_that_cannot_be_addressed_is_none() {
+        let one = plan(1, 0).bytes_beside().unwrap();
+        let lane = plan(2, 0).bytes_beside().unwrap() - one;
+        assert_eq!(plan(1001, 0).bytes_beside(), Some(one + 1000 * lane));
+        assert_eq!(plan(usize::MAX / 8, 0).bytes_beside(), None);
+        assert_eq!(plan((usize::MAX - one) / lane + 2, 0).bytes_beside(), None);
+    }
+
+    #[test]
+    fn a_store_whose_windows_reach_beyond_it_is_sure_of_one_item() {
+        assert_eq!(plan(2, 9).sure_items(), 40);
+        assert_eq!(plan(1 << 20, usize::MAX / 4).sure_items(), 1);
     }
 }

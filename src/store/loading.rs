@@ -146,7 +146,7 @@ impl Store {
                     info.name, info.dtype
                 ));
             }
-            if info.dtype == DType::Bool && read(&mut file, &header, array)?.iter().any(|&byte| byte > 1) {
+            if info.dtype == DType::Bool && !is_of_bools(&mut file, &header, array)? {
                 return Err(format!("leaf `{}` holds bytes that are no bool", info.name));
             }
         }
@@ -408,10 +408,28 @@ fn own<'h>(header: &'h Header, name: &str, dtype: DType, len: Option<u64>) -> Re
 }
 
 fn read(file: &mut File, header: &Header, array: &Array) -> Result<Vec<u8>, String> {
-    let mut bytes = vec![0; (array.end - array.begin) as usize];
+    let length = usize::try_from(array.end - array.begin);
+    let length = length.map_err(|_| format!("array `{}` is larger than this machine can address", array.name))?;
+    let mut bytes = vec![0; length];
     file.seek(SeekFrom::Start(header.data + array.begin)).map_err(|error| error.to_string())?;
     file.read_exact(&mut bytes).map_err(|error| error.to_string())?;
     Ok(bytes)
+}
+
+/// Whether every byte of an array is 0 or 1. Looked at piece by piece: a leaf may be as large as the store.
+fn is_of_bools(file: &mut File, header: &Header, array: &Array) -> Result<bool, String> {
+    let mut piece = [0; 4096];
+    let mut left = array.end - array.begin;
+    file.seek(SeekFrom::Start(header.data + array.begin)).map_err(|error| error.to_string())?;
+    while left > 0 {
+        let length = usize::try_from(left).map_or(piece.len(), |left| left.min(piece.len()));
+        file.read_exact(&mut piece[..length]).map_err(|error| error.to_string())?;
+        if piece[..length].iter().any(|&byte| byte > 1) {
+            return Ok(false);
+        }
+        left -= length as u64;
+    }
+    Ok(true)
 }
 
 fn numbers<T, const N: usize>(bytes: &[u8], from: impl Fn([u8; N]) -> T) -> Vec<T> {

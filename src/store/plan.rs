@@ -14,12 +14,13 @@ use super::book::Rules;
 use super::records::{Flags, Meta, RecordLayout, Records, Sparse};
 use crate::layout::Layout;
 use crate::sample::{Anchor, Declared, Derived, Kind, Pad, Window};
+use std::collections::HashMap;
 
 /// No record: the place in the batch is zeroed.
 pub(crate) const NOTHING: u32 = u32::MAX;
 
 /// One offset that columns read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Entry {
     pub(crate) anchor: Anchor,
     pub(crate) offset: i32,
@@ -107,12 +108,13 @@ impl Plan {
         let mut back = 0i64;
         let first_column = layout.columns.len() - layout.declared.len();
         let (mut entries, mut moves, mut sum) = (Vec::new(), Vec::new(), None);
+        // By a map: windows may be a million steps wide.
+        let mut places = HashMap::new();
         let mut entry_of = |entry: Entry| {
-            let place = entries.iter().position(|&other| other == entry).unwrap_or_else(|| {
+            *places.entry(entry).or_insert_with(|| {
                 entries.push(entry);
-                entries.len() - 1
-            });
-            place as u32
+                entries.len() as u32 - 1
+            })
         };
         for (declared, column) in layout.declared.iter().zip(&layout.columns[first_column..]) {
             match *declared {

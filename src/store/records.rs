@@ -33,7 +33,7 @@ pub(crate) struct RecordLayout {
 }
 
 /// The cells of one leaf.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Sparse {
     /// On every so many steps.
     pub(crate) every: u64,
@@ -58,15 +58,14 @@ impl RecordLayout {
     pub(crate) fn new(leaves: &[LeafInfo]) -> Result<RecordLayout, SchemaError> {
         let (mut offsets, mut end) = (Vec::new(), 0usize);
         for leaf in leaves {
-            if leaf.every > 1 {
-                offsets.push(0);
-                continue;
-            }
-            offsets.push(end);
-            let next = end.checked_add(leaf.bytes()).and_then(|end| end.checked_next_multiple_of(RECORD_ALIGN));
-            end = next
+            // Places and lengths within a record or a cell are counted in 32 bits.
+            let begin = if leaf.every > 1 { 0 } else { end };
+            offsets.push(begin);
+            let next = begin.checked_add(leaf.bytes()).and_then(|end| end.checked_next_multiple_of(RECORD_ALIGN));
+            let next = next
                 .filter(|&end| u32::try_from(end).is_ok())
                 .ok_or_else(|| SchemaError::Overflow { what: format!("a stored step up to leaf `{}`", leaf.name) })?;
+            end = if leaf.every > 1 { end } else { next };
         }
         // A step of nothing but leaves that are kept on some steps still counts.
         let bytes = end.max(RECORD_ALIGN);

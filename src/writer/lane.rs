@@ -279,26 +279,28 @@ impl History {
         self.entries[step * self.lanes + lane]
     }
     /// Bytes a lane, for the footprint.
-    pub(super) fn lane_bytes(depth: usize) -> usize {
-        depth * size_of::<(Flags, u64)>()
+    pub(super) fn lane_bytes(depth: usize) -> Option<usize> {
+        depth.checked_mul(size_of::<(Flags, u64)>())
     }
 }
 
-/// Bytes a lane beside its buffer, for the footprint.
-pub(crate) fn lane_state_bytes(layout: &Layout, depth: usize) -> usize {
+/// Bytes a lane beside its buffer, for the footprint, if they can be addressed.
+pub(crate) fn lane_state_bytes(layout: &Layout, depth: usize) -> Option<usize> {
     let leaves = layout.leaves.len();
     let stored = if layout.kind.is_replayed() { super::stored::State::lane_bytes(leaves) } else { 0 };
-    size_of::<LaneState>()
-        + size_of::<Option<End>>()
-        + 2 * size_of::<bool>()
-        + leaves
-        + History::lane_bytes(depth)
-        + stored
+    let state = size_of::<LaneState>() + size_of::<Option<End>>() + 2 * size_of::<bool>() + leaves + stored;
+    History::lane_bytes(depth)?.checked_add(state)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_history_that_cannot_be_addressed_is_none() {
+        assert_eq!(History::lane_bytes(10).map(|ten| ten % 10), Some(0));
+        assert_eq!(History::lane_bytes(usize::MAX / 2), None);
+    }
 
     #[test]
     fn missing_names_the_first_leaf_and_lane() {

@@ -355,10 +355,10 @@ alone! {
     fn cancel_takes_effect_between_pieces_and_undoes_them() {
         let before = baseline();
         let slot = Arc::new(OnceLock::<PinWatch>::new());
-        let inner = Arc::clone(&slot);
+        let inner = Arc::downgrade(&slot);
         let watch = watch(move |progress| {
             if progress.phase == PinPhase::Registering && progress.bytes_done == 2 * MIB {
-                inner.get().unwrap().cancel();
+                inner.upgrade().unwrap().get().unwrap().cancel();
             }
         });
         slot.set(watch.clone()).unwrap();
@@ -382,10 +382,10 @@ alone! {
             [PinPhase::FindingCuda, PinPhase::Mapping, PinPhase::Prefaulting, PinPhase::Registering, PinPhase::Verifying];
         for phase in phases {
             let slot = Arc::new(OnceLock::<PinWatch>::new());
-            let inner = Arc::clone(&slot);
+            let inner = Arc::downgrade(&slot);
             let watch = watch(move |progress| {
                 if progress.phase == phase {
-                    inner.get().unwrap().cancel();
+                    inner.upgrade().unwrap().get().unwrap().cancel();
                 }
             });
             slot.set(watch.clone()).unwrap();
