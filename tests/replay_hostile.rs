@@ -377,6 +377,59 @@ fn a_source_that_ends_during_a_selection_loses_nothing() {
     assert_eq!(learner.next_timeout(LONG).unwrap_err(), NextError::Ended);
 }
 
+/// Says that it takes more memory than there is, and must not be begun then.
+#[derive(Debug)]
+struct Huge;
+
+impl Sampler for Huge {
+    fn begin(&mut self, _: u32) -> Result<(), SamplerError> {
+        unreachable!("it was begun before the budget was looked at")
+    }
+    fn insert(&mut self, _: u32, _: Option<f32>) -> Result<(), PriorityError> {
+        Ok(())
+    }
+    fn remove(&mut self, _: u32) {}
+    fn selectable(&self) -> usize {
+        0
+    }
+    fn bytes(&self, items: u32) -> usize {
+        assert!(items >= 8);
+        usize::MAX / 2
+    }
+    fn select(&mut self, _: usize, _: &mut Draws, _: &mut Vec<Selected>) -> Pass {
+        Pass::GoesOn
+    }
+}
+
+/// A mistyped capacity is an error before any memory is touched, also where it is the sampler's that is not there.
+#[test]
+fn a_sampler_that_needs_too_much_memory_is_never_begun() {
+    let ids = Ids::transitions(1);
+    let refused = |error: Error| assert_eq!(error.kind(), ErrorKind::Memory, "{error}");
+    refused(ids.builder(8, 2, Huge).start().unwrap_err());
+    refused(ids.builder(8, 2, MaxTimes::new(Huge, 2)).start().unwrap_err());
+    refused(Store::builder(ids.sample.clone(), 8, Huge).build().unwrap_err());
+    // These would take 100 GB and more, of which the records are a part.
+    for sampler in [Box::new(Uniform::new()) as Box<dyn Sampler>, Box::new(Prioritized::new(0.6, 0.4)), Box::new(Fifo::new())] {
+        assert!(sampler.bytes(1 << 31) >= 8 << 31);
+        refused(ids.builder(1 << 31, 2, sampler).start().unwrap_err());
+    }
+}
+
+/// Lengths that no slice can have are refused before the values are asked for.
+#[test]
+fn an_episode_that_cannot_be_is_refused() {
+    let ids = Ids::transitions(1);
+    let feed = ids.start(8, 2, Uniform::new());
+    let mut writer = feed.writer(1).unwrap();
+    for len in [0, usize::MAX, usize::MAX - 1, u32::MAX as usize] {
+        let error = writer.episode(len).unwrap_err();
+        assert!(error.kind() == ErrorKind::Config && error.to_string().contains(&len.to_string()), "{error}");
+    }
+    let mut episode = writer.episode(u32::MAX as usize - 1).unwrap();
+    assert!(episode.put(ids.obs, &[]).is_err());
+}
+
 /// Two saves to one path at once: either file, whole.
 #[test]
 fn two_saves_to_one_path_leave_a_whole_file() {

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::feeding::rounds::{Deal, Rounds};
 use crate::intake::{IntakeConfig, LagGate, WhenFull};
 use crate::layout::{Layout, Place, SLOT_ALIGN};
-use crate::memory::{PinProgress, PinWatch, RingPlan};
+use crate::memory::{PinProgress, PinWatch, RingPlan, check_memory};
 use crate::sample::{Kind, Sample};
 use crate::select::{Pace, Sampler};
 use crate::slots::Slots;
@@ -365,13 +365,14 @@ impl FeedBuilder {
     /// As [`start`](FeedBuilder::start), without waiting: for large rings, whose pinning takes seconds.
     ///
     /// # Errors
-    /// Mistakes in the sample or the settings; everything else comes from [`StartHandle::wait`].
+    /// Mistakes in the sample or the settings, and memory that is not there; everything else comes from [`StartHandle::wait`].
     pub fn start_in_background(mut self) -> Result<StartHandle> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let footprint = self.footprint()?; // overflow is found here, before anything runs
         let layout = Arc::new(self.layout()?);
         let slots = footprint.ring_bytes / layout.slot_bytes;
         let plan = RingPlan { slot_bytes: layout.slot_bytes, slots, beside: footprint.ordinary_bytes };
+        check_memory(footprint.ring_bytes, plan.beside.saturating_add(self.sampler_bytes(&layout)?))?;
         let seed = system_seed(self.seed)?;
         let buffers = self.buffers;
         let gather_threads = self.gather_threads.unwrap_or_else(replay::gather_threads);

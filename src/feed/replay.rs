@@ -211,6 +211,12 @@ impl FeedBuilder {
         plan(layout, *capacity, lanes).map(Some)
     }
 
+    /// What the sampler takes.
+    pub(super) fn sampler_bytes(&self, layout: &Layout) -> Result<usize> {
+        let plan = self.store_plan(layout)?;
+        Ok(plan.zip(self.replay.as_ref()).map_or(0, |(plan, (_, sampler))| sampler.bytes(plan.steps())))
+    }
+
     /// What the store is built from, and taken from the settings: `None` without one.
     pub(super) fn store_config(&mut self, layout: &Layout, seed: u64) -> Result<Option<StoreConfig>> {
         let plan = self.store_plan(layout)?;

@@ -11,7 +11,7 @@ use crate::episodes::Episodes;
 use crate::error::{Closed, Error, ErrorKind, Result};
 use crate::intake::{IntakeConfig, IntakeGate, WhenFull};
 use crate::layout::Layout;
-use crate::memory::{PinWatch, Ring, RingPlan};
+use crate::memory::{PinWatch, Ring, RingPlan, check_memory};
 use crate::metrics::Metrics;
 use crate::sample::Sample;
 use crate::select::pace::Setting;
@@ -107,6 +107,7 @@ impl StoreBuilder {
     pub fn build(self) -> Result<Store> {
         let (layout, size) = self.plan()?;
         let ring = RingPlan { slot_bytes: size.bytes()?, slots: 1, beside: self.bytes_beside(&layout, &size)? };
+        check_memory(ring.slot_bytes, ring.beside.saturating_add(self.sampler.bytes(size.steps())))?;
         let seed = system_seed(self.seed)?;
         let from = |error| Error::from_source(ErrorKind::Config, error);
         let times = self.sampler.most_times();

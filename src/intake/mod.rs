@@ -375,9 +375,11 @@ impl IntakeGate {
         if self.is_inherited() {
             return;
         }
-        if reason != Closed::LearnerGone {
-            let _ = self.over.set(reason.clone());
-        }
+        // A learner that goes because it has just heard of a fault or a stop does not hide that from others.
+        let reason = match reason {
+            Closed::LearnerGone => self.over.get().cloned().unwrap_or(Closed::LearnerGone),
+            reason => self.over.get_or_init(|| reason).clone(),
+        };
         if let Some(store) = &self.store {
             store.close(reason.clone());
         }

@@ -41,4 +41,4 @@ pub(crate) use self::mapping::{ask_huge_pages, stranded_bytes_in_process};
 pub(crate) use self::progress::PinWatch;
 #[cfg(test)]
 pub(crate) use self::registration::pinned_bytes_in_process;
-pub(crate) use self::ring::{Ring, RingPlan};
+pub(crate) use self::ring::{Ring, RingPlan, check_memory};

@@ -272,6 +272,18 @@ pub(super) fn check_budget(bytes: usize, beside: usize, conditions: &Conditions)
     }
 }
 
+/// Refuses a ring that this process has no memory for, with what is to be allocated beside it, before any of it is: what is
+/// allocated beside cannot fail in a way that says why.
+pub(crate) fn check_memory(bytes: usize, beside: usize) -> Result<(), RingError> {
+    check_budget(bytes, beside, &Conditions::here())?;
+    let all = bytes.saturating_add(beside);
+    let mut probe = Vec::<u8>::new(); // of addresses alone: no page of it is touched
+    let source = std::io::ErrorKind::OutOfMemory;
+    probe.try_reserve_exact(all).map_err(|_| RingError::Map { operation: "map", bytes: all, source: source.into() })?;
+    std::hint::black_box(&probe);
+    Ok(())
+}
+
 /// Maps and pre-faults; also returns how many threads did.
 pub(super) fn map(
     conditions: &Conditions,

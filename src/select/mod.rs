@@ -152,6 +152,13 @@ pub trait Sampler: fmt::Debug + Send {
         None
     }
 
+    /// About how many bytes it takes for so many items, once [`begin`](Sampler::begin) was called: they count against the
+    /// memory budget, which is looked at before.
+    fn bytes(&self, items: u32) -> usize {
+        let _ = items;
+        0
+    }
+
     /// Sets the exponent of the importance weights.
     ///
     /// # Errors
@@ -205,6 +212,9 @@ impl<S: Sampler + ?Sized> Sampler for Box<S> {
     }
     fn most_times(&self) -> Option<u32> {
         (**self).most_times()
+    }
+    fn bytes(&self, items: u32) -> usize {
+        (**self).bytes(items)
     }
     fn set_beta(&mut self, beta: f64) -> Result<(), SamplerError> {
         (**self).set_beta(beta)

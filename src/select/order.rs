@@ -123,6 +123,9 @@ macro_rules! by_age {
             fn remove(&mut self, item: u32) {
                 self.list.remove(item);
             }
+            fn bytes(&self, items: u32) -> usize {
+                (items as usize).saturating_mul(size_of::<[u32; 2]>())
+            }
             fn has_priorities(&self) -> bool {
                 false
             }

@@ -220,6 +220,12 @@ impl Sampler for Prioritized {
     }
 
     /// Items whose mass is not 0.
+    fn bytes(&self, items: u32) -> usize {
+        let items = items as usize;
+        let least = if self.least.is_some() { Tree::<Min>::bytes(items) } else { 0 };
+        items.saturating_mul(size_of::<f32>()).saturating_add(Tree::<Sum>::bytes(items)).saturating_add(least)
+    }
+
     fn selectable(&self) -> usize {
         self.count
     }

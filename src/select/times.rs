@@ -114,6 +114,10 @@ impl<S: Sampler> Sampler for MaxTimes<S> {
         }
     }
 
+    fn bytes(&self, items: u32) -> usize {
+        self.sampler.bytes(items).saturating_add((items as usize).saturating_mul(size_of::<u32>()))
+    }
+
     fn most_times(&self) -> Option<u32> {
         Some(self.sampler.most_times().map_or(self.times, |inner| inner.min(self.times)))
     }

@@ -64,6 +64,16 @@ impl<U: Up> Tree<U> {
         Tree { levels, changed: Vec::new(), up: std::marker::PhantomData }
     }
 
+    /// Bytes of a tree of so many items.
+    pub(super) fn bytes(items: usize) -> usize {
+        let (mut nodes, mut all) = (items, 0_usize);
+        while nodes > 1 || all == 0 {
+            nodes = nodes.div_ceil(FAN).max(1);
+            all = all.saturating_add(nodes);
+        }
+        all.saturating_mul(size_of::<Node>())
+    }
+
     #[inline]
     pub(super) fn get(&self, item: u32) -> f64 {
         self.levels[0][item as usize / FAN].0[item as usize % FAN]

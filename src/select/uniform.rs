@@ -16,6 +16,11 @@ struct Dense {
 }
 
 impl Dense {
+    /// Of both lists.
+    fn bytes(items: u32) -> usize {
+        (items as usize).saturating_mul(2 * size_of::<u32>())
+    }
+
     fn begin(&mut self, items: u32) {
         self.items.clear();
         self.places.clear();
@@ -116,6 +121,10 @@ impl Sampler for Uniform {
         false
     }
 
+    fn bytes(&self, items: u32) -> usize {
+        Dense::bytes(items)
+    }
+
     fn selectable(&self) -> usize {
         self.dense.items.len()
     }
@@ -205,6 +214,10 @@ impl Sampler for WithoutReplacement {
 
     fn has_priorities(&self) -> bool {
         false
+    }
+
+    fn bytes(&self, items: u32) -> usize {
+        Dense::bytes(items)
     }
 
     fn selectable(&self) -> usize {

@@ -41,10 +41,10 @@ pub struct EpisodeMut<'w, 'v> {
 impl Writer {
     /// Begins an episode of `len` steps, which is stored as a whole; waits as [`step`](Writer::step) does. Of a replay
     /// feed's writer of one lane. An episode that the lane is in the middle of is given up. To a pace the episode is one
-    /// step when it begins, and `len` steps when it is there.
+    /// step when it begins, and `len` steps when it is there. Of an episode longer than the store its last steps stay.
     ///
     /// # Errors
-    /// [`ErrorKind::Misuse`] for other writers, [`ErrorKind::Config`] for 0 steps; otherwise as [`step`](Writer::step).
+    /// [`ErrorKind::Misuse`] for other writers, [`ErrorKind::Config`] for 0 steps, or more than are counted in 32 bits; otherwise as [`step`](Writer::step).
     pub fn episode<'v>(&mut self, len: usize) -> Result<EpisodeMut<'_, 'v>> {
         let lanes = self.lanes.len();
         if !matches!(self.way, Way::Stored(_)) || lanes != 1 {
@@ -53,10 +53,11 @@ impl Writer {
                 format!("an episode is stored by a writer of one lane of a replay feed, but this one has {lanes}"),
             ));
         }
-        if len == 0 {
+        let most = u32::MAX as usize - 1; // and one observation more
+        if len == 0 || len > most {
             return Err(Error::new(
                 ErrorKind::Config,
-                "an episode of 0 steps holds nothing: give `episode` at least 1",
+                format!("an episode of {len} steps cannot be stored: give `episode` 1 to {most}"),
             ));
         }
         drop(self.step()?); // waits, and opens nothing
