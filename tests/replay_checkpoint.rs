@@ -171,6 +171,54 @@ fn a_file_that_does_not_fit_changes_nothing() {
     });
 }
 
+/// Samples never bootstrap from a final observation that nobody gave: not through a file either.
+#[test]
+fn final_observations_that_may_be_missing_are_not_loaded_where_they_are_read() {
+    let _watchdog = Watchdog::new("finals in a file", PATIENCE);
+    let path = scratch("finals").join("store.safetensors");
+    let start = |reads: bool| {
+        let mut step = Step::new();
+        let obs = step.observation::<f32>("obs", &[]);
+        let mut sample = Sample::transition(step, 1, 0.9);
+        sample.at(obs, 0);
+        if reads {
+            sample.next(obs);
+        }
+        let feed = Feed::builder(sample).batch(1).lanes(1).replay(20, Uniform::new()).start().unwrap();
+        (feed, obs)
+    };
+    let write = |feed: &Feed, obs, end: Option<End>, given: bool| {
+        let mut writer = feed.writer(1).unwrap();
+        for value in [1.0, 2.0] {
+            let mut s = writer.step().unwrap();
+            s.put(obs, &[value]).unwrap();
+            if let Some(end) = end.filter(|_| value == 2.0) {
+                let mut last = s.end(0, end);
+                if given {
+                    last.put(obs, &[3.0]).unwrap();
+                }
+            }
+            s.commit().unwrap();
+        }
+    };
+    for (reads, end, given, fits) in [
+        (false, Some(End::Truncated), false, false),
+        (false, Some(End::Truncated), true, false), // whether every writer gave them is not known
+        (false, Some(End::Terminated), false, true),
+        (false, None, false, true),
+        (true, Some(End::Truncated), true, true),
+    ] {
+        let (feed, obs) = start(reads);
+        write(&feed, obs, end, given);
+        feed.save(&path).unwrap();
+        assert!(start(false).0.load(&path).is_ok(), "nothing reads them there");
+        match start(true).0.load(&path) {
+            Ok(_) => assert!(fits, "{end:?}, given: {given}"),
+            Err(error) => assert!(!fits && error.to_string().contains("final observations of leaf `obs`"), "{error}"),
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_saved_or_loaded_now_says_so() {
     let _watchdog = Watchdog::new("misuse", PATIENCE);

@@ -410,7 +410,9 @@ fn a_sampler_that_needs_too_much_memory_is_never_begun() {
     refused(ids.builder(8, 2, MaxTimes::new(Huge, 2)).start().unwrap_err());
     refused(Store::builder(ids.sample.clone(), 8, Huge).build().unwrap_err());
     // These would take 100 GB and more, of which the records are a part.
-    for sampler in [Box::new(Uniform::new()) as Box<dyn Sampler>, Box::new(Prioritized::new(0.6, 0.4)), Box::new(Fifo::new())] {
+    for sampler in
+        [Box::new(Uniform::new()) as Box<dyn Sampler>, Box::new(Prioritized::new(0.6, 0.4)), Box::new(Fifo::new())]
+    {
         assert!(sampler.bytes(1 << 31) >= 8 << 31);
         refused(ids.builder(1 << 31, 2, sampler).start().unwrap_err());
     }

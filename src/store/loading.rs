@@ -8,7 +8,7 @@
 use super::book::Change;
 use super::container::{Array, Header, dtype_name};
 use super::records::{Flags, Meta};
-use super::saving::{CheckpointError, FORM, OWN, failed, keeps};
+use super::saving::{CheckpointError, FORM, OWN, failed, finals_of, keeps};
 use super::writing::Opened;
 use super::{Store, wait};
 use crate::element::DType;
@@ -148,6 +148,16 @@ impl Store {
             }
             if info.dtype == DType::Bool && !is_of_bools(&mut file, &header, array)? {
                 return Err(format!("leaf `{}` holds bytes that are no bool", info.name));
+            }
+        }
+        // Whoever wrote it by other means gave them all.
+        if header.metadata("setting").is_some() && metas.iter().any(|meta| meta.flags.truncated) {
+            let names = self.plan.reads_final.iter().map(|&leaf| &self.layout.leaves[leaf].name);
+            if let Some(name) = names.into_iter().find(|name| header.metadata(&finals_of(name)).is_none()) {
+                return Err(format!(
+                    "it was saved by a feed that did not need the final observations of leaf `{name}`, so some may be \
+                     missing where an episode was truncated, and samples here bootstrap from them"
+                ));
             }
         }
         let priorities = match header.find(&format!("{OWN}priority")) {

@@ -227,6 +227,9 @@ impl Store {
         let mut say = |key: &str, value: String| header.metadata.push((key.to_owned(), value));
         say(FORM.0, FORM.1.to_owned());
         say("setting", self.setting());
+        // A commit that truncates an episode was refused without them; of the others some may be missing, and are zeros.
+        let finals = self.plan.reads_final.iter().map(|&leaf| &self.layout.leaves[leaf].name);
+        finals.for_each(|name| say(&finals_of(name), "there".to_owned()));
         for (leaf, info) in self.layout.leaves.iter().enumerate() {
             let kept = self.records.layout.sparse[leaf]
                 .map_or(rows, |sparse| snapshot.metas.iter().filter(|meta| keeps(&sparse, meta)).count() as u64);
@@ -273,6 +276,11 @@ impl Store {
             _ => into.resize(into.len() + bytes, 0),
         }
     }
+}
+
+/// What the metadata has of an observation whose final value is there wherever an episode was truncated.
+pub(super) fn finals_of(leaf: &str) -> String {
+    format!("final observations of {leaf}")
 }
 
 /// Whether a leaf of some steps is kept on this one.
