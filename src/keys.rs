@@ -75,7 +75,9 @@ pub enum UpdateError {
     #[error(transparent)]
     Priority(#[from] PriorityError),
     /// The keys are another feed's, or of a feed that keeps no steps.
-    #[error("these keys are not of this feed's store: they are another feed's, or of batches from before a load")]
+    #[error(
+        "these keys are not of this feed's store: they are another feed's, of batches from before a load, or of a feed without `.replay`"
+    )]
     Foreign,
     /// This process was forked from the one that started the feed.
     #[error(transparent)]

@@ -72,8 +72,8 @@
 //! actors ─► feed                               the threads, the start and the stop
 //! ```
 //!
-//! The pages in `docs/` of the repository say more: architecture, safety, writing, replay, whole learners by their shape,
-//! feeding a GPU, errors, memory, and how CUDA is found.
+//! The pages in `docs/` of the repository say more: architecture, safety and guarantees, writing, replay, whole learners by
+//! their shape, feeding a GPU, the mapped allocator, errors, memory, how CUDA is found, what is checked and measured, and why.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

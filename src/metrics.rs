@@ -35,7 +35,7 @@ pub struct Metrics {
     /// Lane-steps committed: a writer of 16 lanes counts 16 a commit. One that the end overtook, an error to its writer, is
     /// among them where the feed stores no steps; its rows are among the dropped or the step among the unfinished.
     pub steps: u64,
-    /// Rows delivered in sealed batches.
+    /// Rows of sealed batches, taken or not.
     pub rows: u64,
     /// Batches sealed.
     pub batches: u64,
@@ -44,7 +44,7 @@ pub struct Metrics {
     /// Rows that were written in a lane buffer and copied, because they did not fit in one run of their slot; always
     /// every row for unrolls of free-running lanes.
     pub staged_rows: u64,
-    /// Whole samples dropped: by `DropNewest` or a timeout on a full ring, or at the stop.
+    /// Whole samples dropped: by `DropNewest` or a timeout on a full ring, or at the end, committed and taken by nobody.
     pub dropped_rows: u64,
     /// Steps that never became part of a row: of unrolls cut by `abandon`, a dropped writer, or the stop.
     pub unfinished_steps: u64,
@@ -54,7 +54,7 @@ pub struct Metrics {
     pub episodes: u64,
     /// Finished episodes that nobody took from `Feed::episodes` in time.
     pub episodes_dropped: u64,
-    /// Time that writers waited for room in the ring, summed over writers.
+    /// Time that writers waited for room in the ring, or for the pace of a replay store, summed over writers.
     pub writer_blocked: Duration,
     /// Time that writers waited at the lag gate for newer weights, summed over writers.
     pub policy_blocked: Duration,
@@ -82,7 +82,8 @@ pub struct Metrics {
     pub batches_waiting: usize,
     /// Batches in the learner's hands.
     pub batches_held: usize,
-    /// Bytes of this feed's ring that are page-locked: all of it, or 0 with pinning off.
+    /// Bytes of this feed's ring that are page-locked: all of it, or 0 with pinning off. What devices download to and
+    /// priorities come back in is beside it, in [`Footprint::page_locked_bytes`](crate::Footprint::page_locked_bytes).
     pub page_locked_bytes: usize,
     /// Slots out of use for good, because the end of a copy from them could not be learned. 0 is normal.
     pub quarantined_slots: u64,

@@ -212,6 +212,22 @@ fn what_cannot_be_mixed_is_refused() {
     assert_eq!(feed.set_fraction(2.0).unwrap_err().kind(), ErrorKind::Config);
 }
 
+/// With the first sample of its own a feed goes on: there is no number of samples at which a mixture stands still.
+#[test]
+fn a_mixture_without_a_pace_waits_for_no_number_of_samples() {
+    let _watchdog = Watchdog::new("a mixture without a pace", Duration::from_secs(60));
+    let (kind, feed, mut writer, _demos, _store, _demo_writer) = feeds(0.5, None);
+    let learner = feed.learner().unwrap();
+    for step in 0..2 * ROWS as i64 {
+        kind.write(&mut writer, step..step + 1);
+        for _ in 0..3 {
+            let batch = learner.next_batch().unwrap();
+            kind.check(&batch);
+        }
+    }
+    assert_eq!(learner.next_batch().unwrap().rows_mixed(), ROWS / 2);
+}
+
 /// Claims that there is something, and then has nothing.
 #[derive(Debug)]
 struct Empty(Arc<AtomicUsize>);

@@ -242,7 +242,7 @@ impl FeedBuilder {
         self
     }
 
-    /// The seed behind [`Writer::seed`](crate::Writer::seed). Default: a new one from the operating system.
+    /// The seed behind [`Writer::seed`](crate::Writer::seed), and behind what a replay feed draws. Default: a new one from the operating system.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self

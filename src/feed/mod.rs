@@ -122,7 +122,8 @@ pub struct StopReport {
 
 impl StopReport {
     /// Committed rows that no learner saw: [`partial_rows`](StopReport::partial_rows) and
-    /// [`untaken_rows`](StopReport::untaken_rows).
+    /// [`untaken_rows`](StopReport::untaken_rows). They are among [`Metrics::dropped_rows`](crate::Metrics::dropped_rows), with those
+    /// that writers dropped before. Of a replay feed they are samples that were selected: the steps are in the store.
     pub fn dropped_rows(&self) -> u64 {
         self.partial_rows + self.untaken_rows
     }

@@ -100,7 +100,7 @@ impl FeedBuilder {
     /// Takes this fraction of each batch's rows, 0 to 1, from a second [`Store`], whose sample is declared alike:
     /// demonstrations, say. They are the last rows of a batch, chosen by that store's sampler; this feed's pace counts all
     /// rows. While this feed's own store is empty (and its pace allows) all rows are the second one's, and while that is
-    /// empty all are this one's. A batch with such rows is put together on the host. The feed keeps the store's memory; several feeds may mix in the same one.
+    /// empty all are this one's; without a pace sampling begins with the first sample of either. A batch with such rows is put together on the host. The feed keeps the store's memory; several feeds may mix in the same one.
     ///
     /// ```
     /// # use pinring::*;
@@ -120,7 +120,8 @@ impl FeedBuilder {
     /// episode.commit(End::Terminated, 0)?;
     ///
     /// let feed = Feed::builder(sample).batch(8).lanes(1).replay(1000, Uniform::new()).mix(&demos, 0.5).start()?;
-    /// let batch = feed.learner()?.next_batch()?; // nothing of its own yet
+    /// let learner = feed.learner()?;
+    /// let batch = learner.next_batch()?; // nothing of its own yet
     /// assert_eq!((batch.rows_mixed(), batch.slice(column)), (8, &[-1.0; 8][..]));
     /// feed.set_fraction(0.25)?;
     /// # Ok(()) }
@@ -152,8 +153,12 @@ impl FeedBuilder {
         };
         check_kind(self.sample.kind)?;
         if *capacity == 0 || self.gather_threads == Some(0) {
-            let what = if *capacity == 0 { "a store of 0 steps holds" } else { "0 threads fill" };
-            return Err(config(format!("{what} nothing: give `.replay` and `.gather_threads` at least 1")));
+            let (what, verb) = if *capacity == 0 {
+                ("a store of 0 steps holds", "replay")
+            } else {
+                ("0 threads fill", "gather_threads")
+            };
+            return Err(config(format!("{what} nothing: give `.{verb}` at least 1")));
         }
         if self.lanes.is_none() {
             return Err(config(
@@ -234,6 +239,6 @@ impl FeedBuilder {
         };
         let pacer = self.pace.unwrap_or_default().pacer(setting);
         let pacer = pacer.map_err(|error| Error::from_source(ErrorKind::Config, error))?;
-        Ok(Some(StoreConfig::new(size, layout, selector, pacer, self.pace.is_some())?))
+        Ok(Some(StoreConfig::new(size, layout, selector, pacer, self.pace.is_some() || self.mix.is_some())?))
     }
 }

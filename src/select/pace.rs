@@ -5,7 +5,7 @@
 
 use super::PaceError;
 
-/// How many rows are sampled for each step inserted, and from how many steps on.
+/// How many rows are sampled for each step inserted, and from how many samples on.
 ///
 /// The pace counts rows of batches as they are handed to the learner, against steps inserted beyond the first
 /// `min_size`: *due* are `rate × (inserted − min_size)` rows. Writers wait while the learner is too far behind, the

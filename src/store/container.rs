@@ -90,7 +90,12 @@ impl Header {
         let length = file.metadata().map_err(io)?.len();
         file.seek(SeekFrom::Start(0)).map_err(io)?;
         let mut size = [0; 8];
-        file.read_exact(&mut size).map_err(|_| "it is shorter than a header's length".to_owned())?;
+        file.read_exact(&mut size).map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                "it is shorter than the 8 bytes that every such file begins with".to_owned()
+            }
+            _ => format!("it cannot be read: {error}"),
+        })?;
         let size = u64::from_le_bytes(size);
         if size > MOST_HEADER || size > length.saturating_sub(8) {
             return Err(format!("it has no header of {size} bytes"));

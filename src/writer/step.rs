@@ -87,7 +87,9 @@ pub enum PutError {
         leaf: String,
     },
     /// The number of values of an episode is wrong.
-    #[error("leaf `{leaf}` takes {expected} values here ({steps} steps: of an observation one more), got {got}")]
+    #[error(
+        "leaf `{leaf}` takes {expected} values here ({steps} of each element, of an observation one more than the episode has steps), got {got}"
+    )]
     Episode {
         /// The leaf.
         leaf: String,
@@ -113,7 +115,7 @@ pub enum PutError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// `policy` stands between observation and action: it hands the observation in.
+    /// Of an unroll `policy` hands the observation in, which must be written before.
     #[error("write every observation before asking for the policy: leaf `{leaf}` was not written")]
     Observation {
         /// The first observation leaf that was not written.
@@ -588,6 +590,7 @@ impl StepMut<'_> {
         Ok(self)
     }
 
+    #[track_caller]
     fn check_lane(&self, lane: usize) {
         let lanes = self.writer.lanes.len();
         assert!(lane < lanes, "lane {lane} of a writer of {lanes} lanes");

@@ -59,10 +59,15 @@ struct Asked {
     seed: u64,
 }
 
+const USAGE: &str = "soak [--minutes N | --seconds N] [--device auto|none|required|fake] [--seed N]";
+
 fn asked(arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
     let mut asked = Asked { time: Duration::from_secs(60), device: Device::Auto, seed: 1 };
     let mut arguments = arguments;
     while let Some(argument) = arguments.next() {
+        if argument == "--help" {
+            return Err(USAGE.to_owned());
+        }
         let value = arguments.next().ok_or(format!("{argument} needs a value"))?;
         let number = || value.parse::<u64>().map_err(|error| format!("{argument} {value}: {error}"));
         match argument.as_str() {
@@ -79,7 +84,7 @@ fn asked(arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
                     other => return Err(format!("--device {other}: known are auto, none, required and fake")),
                 }
             }
-            _ => return Err(format!("{argument} is not known: see the head of examples/soak/src/main.rs")),
+            _ => return Err(format!("{argument} is not known: {USAGE}")),
         }
     }
     Ok(asked)
