@@ -3,6 +3,7 @@
 
 use pinring::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
 
 fn panic_text<R>(act: impl FnOnce() -> R) -> String {
     let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(act()))) else { panic!("it should have panicked") };
@@ -45,6 +46,35 @@ fn refuses<T: Element>(setup: &Setup, foreign: Leaf<T>, values: usize) {
     for text in [panic_text(|| step.view_mut(foreign).len()), panic_text(|| step.view(foreign).len())] {
         assert!(text.contains("a leaf of another step was passed"), "{text}");
     }
+}
+
+/// The place of a panic is the caller's line, not one of the crate's.
+#[test]
+fn panics_name_the_callers_line() {
+    let setup = start(&mut Step::new());
+    let foreign = Step::new().observation::<u8>("bytes", &[2]);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let (here, places, before) = (std::thread::current().id(), seen.clone(), std::panic::take_hook());
+    std::panic::set_hook(Box::new(move |info| {
+        if std::thread::current().id() == here {
+            places.lock().unwrap().push(info.location().unwrap().file().to_owned());
+        } else {
+            before(info);
+        }
+    }));
+    let mut writer = setup.feed.writer(1).unwrap();
+    let mut step = writer.step().unwrap();
+    let bytes = setup.bytes;
+    panic_text(|| step.view_mut(foreign).len());
+    panic_text(|| step.overwrite(foreign).len());
+    panic_text(|| step.overwrite_lane(foreign, 0).len());
+    panic_text(|| step.overwrite_lane(bytes, 1).len());
+    panic_text(|| step.view(foreign).len());
+    panic_text(|| step.view(bytes).len()); // not written
+    panic_text(|| drop(step.end(1, End::Truncated)));
+    panic_text(|| step.mask_out(1));
+    drop(std::panic::take_hook());
+    assert_eq!(*seen.lock().unwrap(), [file!(); 8]);
 }
 
 #[test]

@@ -326,7 +326,7 @@ impl StepMut<'_> {
     #[inline]
     #[track_caller]
     pub fn view_mut<T: Element>(&mut self, leaf: Leaf<T>) -> ArrayViewMutD<'_, T> {
-        let index = self.writer.own(leaf).unwrap_or_else(|error| panic!("{error}"));
+        let index = self.writer.own_or_panic(leaf);
         self.writer.fill_unwritten(index, zero_lanes);
         self.writer.view_of(index)
     }
@@ -356,7 +356,7 @@ impl StepMut<'_> {
     #[inline]
     #[track_caller]
     pub fn overwrite<T: Element>(&mut self, leaf: Leaf<T>) -> ArrayViewMutD<'_, T> {
-        let index = self.writer.own(leaf).unwrap_or_else(|error| panic!("{error}"));
+        let index = self.writer.own_or_panic(leaf);
         if cfg!(debug_assertions) {
             self.writer.fill_unwritten(index, mark_lanes::<T>);
         } else {
@@ -373,7 +373,7 @@ impl StepMut<'_> {
     #[inline]
     #[track_caller]
     pub fn overwrite_lane<T: Element>(&mut self, leaf: Leaf<T>, lane: usize) -> &mut [T] {
-        let index = self.writer.own(leaf).unwrap_or_else(|error| panic!("{error}"));
+        let index = self.writer.own_or_panic(leaf);
         self.check_lane(lane);
         let (at, stride) = self.writer.place(index);
         let (at, bytes) = (at.wrapping_add(lane * stride), self.writer.in_slot[index].bytes);
@@ -393,7 +393,7 @@ impl StepMut<'_> {
     /// If the leaf belongs to another step, or was not written for every lane yet.
     #[track_caller]
     pub fn view<T: Element>(&self, leaf: Leaf<T>) -> ArrayViewD<'_, T> {
-        let index = self.writer.own(leaf).unwrap_or_else(|error| panic!("{error}"));
+        let index = self.writer.own_or_panic(leaf);
         if let Some(lane) = self.writer.written.missing_lane(index) {
             panic!("leaf `{}` is read before it was written for lane {lane}", self.writer.leaf_name(index));
         }
@@ -668,6 +668,15 @@ impl Writer {
         let index = leaf.index as usize;
         let same = leaf.schema == self.schema && self.in_slot.get(index).is_some_and(|own| own.dtype == T::DTYPE);
         if same { Ok(index) } else { Err(PutError::Foreign) }
+    }
+
+    #[inline]
+    #[track_caller]
+    fn own_or_panic<T: Element>(&self, leaf: Leaf<T>) -> usize {
+        match self.own(leaf) {
+            Ok(index) => index,
+            Err(error) => panic!("{error}"), // no closure, which would be the place that the panic names
+        }
     }
 
     fn leaf_name(&self, index: usize) -> &str {
