@@ -16,10 +16,12 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often it is looked whether the other side's calls are over.
 const BUSY: Duration = Duration::from_micros(50);
+/// A snapshot that takes longer does not end.
+const STUCK: Duration = Duration::from_millis(500);
 
 /// What the user does with the bytes.
 pub(crate) type Then = Box<dyn FnOnce(&[u8]) + Send>;
@@ -196,9 +198,17 @@ impl Downloads {
     }
 
     /// Behind the end of the downloads' thread: frees the memory, unless something on the device may still use it, or
-    /// freeing would wait for what did not end. Left to the desk's drop where a learner is stuck in a snapshot.
+    /// freeing would wait for what did not end. Left to the desk's drop where a learner is stuck in a snapshot: one that is
+    /// only in the midst of it is waited for, so that what is kept is counted while somebody can read it.
     pub(crate) fn free(&self, desk: &Desk) {
-        let Some(mut state) = try_lock(&self.state) else { return };
+        let stuck = Instant::now() + STUCK;
+        let mut state = loop {
+            match try_lock(&self.state) {
+                Some(state) => break state,
+                None if Instant::now() >= stuck => return,
+                None => std::thread::sleep(BUSY),
+            }
+        };
         let (memory, out, waiting) = (state.memory.take(), state.out.take(), state.waiting.take());
         let snapped = || !state.snapped || desk.device.query(&self.snapped) == Ok(true);
         let idle = !desk.is_given_up() && state.lost.is_none() && out.is_none() && snapped();
