@@ -12,13 +12,16 @@ use crate::gate::Gate;
 use crate::intake::{IntakeGate, Lease};
 use crate::metrics::DeviceMetrics;
 use crate::store::OpenGather;
-use crate::sync::lock;
+use crate::sync::{Spin, lock, try_lock};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Wake, Waker};
 use std::thread::Thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How often it is looked whether another thread's calls are over.
+const BUSY: Duration = Duration::from_micros(50);
 
 /// A device batch whose copy was issued.
 #[derive(Debug)]
@@ -319,6 +322,23 @@ impl Desk {
         self.gate.over().map_or(Ok(()), |reason| Err(reason.clone()))
     }
 
+    /// A lock that is held during short calls to CUDA. Who waits for one that never returns hears when the feed is over.
+    pub(super) fn lock_open<'m, T>(&self, mutex: &'m Mutex<T>) -> Result<MutexGuard<'m, T>, Closed> {
+        let mut spin = Spin::default();
+        loop {
+            let mut free = None;
+            spin.until(|| {
+                free = try_lock(mutex);
+                free.is_some()
+            });
+            match free {
+                Some(state) => return Ok(state),
+                None => self.check_open()?,
+            }
+            std::thread::sleep(BUSY);
+        }
+    }
+
     pub(crate) fn metrics(&self) -> DeviceMetrics {
         DeviceMetrics {
             device: self.device.ordinal(),
@@ -354,7 +374,9 @@ impl Drop for Desk {
                 }
             }
             returned.into_iter().for_each(|buffer| self.discard(buffer));
-            self.downloads.iter().for_each(|downloads| downloads.free(self)); // if that has still to be done
+            // If that has still to be done.
+            self.updates.iter().for_each(|updates| updates.free(self));
+            self.downloads.iter().for_each(|downloads| downloads.free(self));
         });
     }
 }

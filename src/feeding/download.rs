@@ -10,16 +10,12 @@ use crate::cuda::types::CudaError;
 use crate::error::Closed;
 use crate::learner::DeviceUseError;
 use crate::memory::Ring;
-use crate::sync::{Spin, panic_text, try_lock};
+use crate::sync::{panic_text, try_lock};
 use crossbeam_channel::{Receiver, Sender};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
-
-/// How often it is looked whether the other side's calls are over.
-const BUSY: Duration = Duration::from_micros(50);
+use std::sync::{Arc, Mutex};
 
 /// What the user does with the bytes.
 pub(crate) type Then = Box<dyn FnOnce(&[u8]) + Send>;
@@ -139,7 +135,7 @@ impl Downloads {
         bytes: usize,
         then: Then,
     ) -> Result<(), DeviceUseError> {
-        let mut state = self.lock_open(desk)?;
+        let mut state = desk.lock_open(&self.state)?;
         let Some(memory) = state.memory.as_ref().filter(|_| state.lost.is_none()) else {
             desk.check_open()?;
             return Err(state.lost.clone().map_or(Closed::Stopped.into(), DeviceUseError::Cuda)); // just about to close
@@ -170,24 +166,6 @@ impl Downloads {
             desk.fail(&error);
             error.into()
         })
-    }
-
-    /// The lock, which is held during short calls to CUDA. Who waits for one that never returns hears when the feed is
-    /// over.
-    fn lock_open(&self, desk: &Desk) -> Result<MutexGuard<'_, State>, Closed> {
-        let mut spin = Spin::default();
-        loop {
-            let mut free = None;
-            spin.until(|| {
-                free = try_lock(&self.state);
-                free.is_some()
-            });
-            match free {
-                Some(state) => return Ok(state),
-                None => desk.check_open()?,
-            }
-            std::thread::sleep(BUSY);
-        }
     }
 
     /// Ends the downloads' thread behind what it has.

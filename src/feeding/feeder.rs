@@ -3,7 +3,7 @@
 use super::batch::Buffer;
 use super::desk::{Desk, Flight, Ready, Source};
 use super::rounds::Seat;
-use super::updates::Updates;
+use super::updates::{Advanced, Updates};
 use crate::cuda::device::Stream;
 use crate::cuda::types::CudaError;
 use crate::error::Closed;
@@ -127,9 +127,10 @@ impl Feeder {
         self.collect();
         let landed = self.land()? | self.release()?;
         // Before a batch is issued: of one update a batch, none then finds every place taken (see `updates`).
-        let updating = self.update()?;
+        let updated = self.update()?;
         let downloading = self.download()?;
-        let (issued, starving) = self.take()?;
+        let (issued, starving) = if updated == Advanced::NotLooked { (false, true) } else { self.take()? };
+        let updating = updated != Advanced::All;
         // A gather is begun when a buffer is back, so it is this thread that looks for that, before there is any batch.
         let lent = self.gathers() && self.free.len() + self.releasing.len() < self.desk.buffers;
         let watched = !self.in_flight.is_empty() || !self.releasing.is_empty() || lent;
@@ -171,9 +172,9 @@ impl Feeder {
         Ok(released > 0)
     }
 
-    /// Tells the store of the priorities that have come back. True while some are on their way.
-    fn update(&mut self) -> Result<bool, CudaError> {
-        let Some(updates) = &self.desk.updates else { return Ok(false) };
+    /// Tells the store of the priorities that have come back.
+    fn update(&mut self) -> Result<Advanced, CudaError> {
+        let Some(updates) = &self.desk.updates else { return Ok(Advanced::All) };
         updates.advance(&self.desk, &mut self.priorities)
     }
 
@@ -375,8 +376,8 @@ impl Feeder {
     fn settle(&mut self) -> Result<bool, CudaError> {
         self.collect();
         self.land()?;
-        let (updating, downloading) = (self.update()?, self.download()?);
-        let mut busy = updating || downloading || !self.in_flight.is_empty();
+        let (updated, downloading) = (self.update()?, self.download()?);
+        let mut busy = updated != Advanced::All || downloading || !self.in_flight.is_empty();
         for buffer in self.free.iter().chain(&self.releasing) {
             busy |= !buffer.is_idle(&self.desk.device)?;
         }
