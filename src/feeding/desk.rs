@@ -96,6 +96,8 @@ pub(crate) struct Desk {
     /// A learner was made, and one is alive.
     taken: AtomicBool,
     wanted: AtomicBool,
+    /// It is not any more.
+    learner_gone: AtomicBool,
     /// Something on the device did not end while it was waited for, or nobody knows: nobody waits for it any more.
     stuck: AtomicBool,
     quarantined_buffers: AtomicU64,
@@ -144,6 +146,7 @@ impl Desk {
             feeder: OnceLock::new(),
             taken: AtomicBool::new(false),
             wanted: AtomicBool::new(false),
+            learner_gone: AtomicBool::new(false),
             stuck: AtomicBool::new(false),
             quarantined_buffers: AtomicU64::new(0),
             copies: AtomicU64::new(0),
@@ -183,6 +186,7 @@ impl Desk {
     /// The learner is gone: other learners get the batches that were not copied to this device yet. By rounds there are no
     /// further ones.
     pub(crate) fn learner_gone(&self) {
+        self.learner_gone.store(true, Ordering::Release); // SYNC: pairs with the Acquire in `is_learner_gone`
         self.wanted.store(false, Ordering::Release); // SYNC: pairs with the Acquire in `is_wanted`
         if let Some(seat) = &self.seat {
             seat.close(Closed::LearnerGone);
@@ -190,6 +194,7 @@ impl Desk {
         }
         self.withdraw(Closed::LearnerGone);
         self.gate.learner_gone();
+        self.call();
     }
 
     /// Nobody takes a device batch any more, and whoever waits for one hears why. On any thread: the feeding thread may
@@ -219,6 +224,15 @@ impl Desk {
     /// Whether this device may take the batch of that number.
     pub(crate) fn is_mine(&self, sequence: u64) -> bool {
         self.seat.as_ref().is_none_or(|seat| seat.is_mine(sequence))
+    }
+
+    pub(crate) fn is_learner_gone(&self) -> bool {
+        self.learner_gone.load(Ordering::Acquire)
+    }
+
+    /// Whose turn a batch for this device has.
+    pub(crate) fn turn(&self) -> usize {
+        self.seat.as_ref().map_or(0, Seat::index)
     }
 
     pub(crate) fn is_wanted(&self) -> bool {

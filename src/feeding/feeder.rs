@@ -8,7 +8,7 @@ use crate::cuda::device::Stream;
 use crate::cuda::types::CudaError;
 use crate::error::Closed;
 use crate::gather::{GatherKernel, Gathering};
-use crate::intake::Sealed;
+use crate::intake::{Credit, Sealed};
 use crate::sync::{Patience, Spin, Unpark, panic_text};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,6 +39,8 @@ pub(crate) struct Feeder {
     /// Priorities on their way to the store: a list to use again.
     priorities: Vec<f32>,
     poll: Duration,
+    /// The buffers that were free when the learner went are meant for no batch any more.
+    withdrawn: bool,
     /// Nothing of ours is under way on the device.
     settled: bool,
 }
@@ -90,6 +92,7 @@ impl Feeder {
             in_flight: VecDeque::new(),
             priorities: Vec::new(),
             poll: POLL.0,
+            withdrawn: false,
             settled: true,
         })
     }
@@ -168,7 +171,14 @@ impl Feeder {
                 index += 1;
             }
         }
-        self.desk.gate.grant(if self.desk.is_wanted() { released } else { 0 });
+        let (gate, turn) = (&self.desk.gate, self.desk.turn());
+        if self.desk.is_wanted() {
+            gate.grant(turn, released);
+        } else if self.desk.is_learner_gone() && !std::mem::replace(&mut self.withdrawn, true) {
+            // Nothing is copied into them any more; other devices have their own.
+            let free = self.free.len() - released;
+            gate.gathering.iter().for_each(|gathering| gathering.lend(turn, -(free as isize)));
+        }
         Ok(released > 0)
     }
 
@@ -232,11 +242,7 @@ impl Feeder {
     /// Issues the copy or the gather of one batch and hands it over.
     fn issue(&mut self, sealed: Sealed, mut buffer: Buffer) -> Result<(), CudaError> {
         let Sealed { lease, rows, sequence, sealed, ends_pass, clears, gather, credit } = sealed;
-        match (credit, &self.desk.gate.gathering) {
-            (Some(credit), _) => credit.spend(),
-            (None, Some(gathering)) => gathering.lend(-1),
-            (None, None) => {}
-        }
+        credit.into_iter().for_each(Credit::spend);
         let (desk, stream) = (&self.desk, self.stream.raw());
         let slots = &desk.gate.slots;
         buffer.ends_pass = ends_pass;
