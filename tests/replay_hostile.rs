@@ -265,7 +265,7 @@ fn a_second_store_that_is_used_up_leaves_its_rows_to_the_first() {
     assert!(of_own >= 28, "{of_own}");
 }
 
-/// A learner that waits while the first store is too empty gets demonstrations when that is emptied for good.
+/// While the first store has fewer samples than a batch has rows, before and behind a clear, batches are demonstrations.
 #[test]
 fn a_clear_lets_a_mixture_go_on_with_the_other_store() {
     let _watchdog = Watchdog::new("cleared in a mixture", PATIENCE);
@@ -274,13 +274,16 @@ fn a_clear_lets_a_mixture_go_on_with_the_other_store() {
     other.write(&mut demos.writer(1).unwrap(), 1000..1010);
     let feed = own.builder(100, 4, Uniform::new()).mix(&demos, 0.5).start().unwrap();
     let (mut writer, learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
-    (0..3).for_each(|_| drop(learner.next_timeout(LONG).unwrap().unwrap()));
-    let held = learner.next_timeout(LONG).unwrap().unwrap(); // the only slot
-    own.write(&mut writer, 0..3); // two samples, and a batch has four rows
-    drop(held);
-    assert!(learner.next_timeout(Duration::from_millis(300)).is_err(), "it waits for two more");
-    feed.clear().unwrap();
-    assert_eq!(learner.next_timeout(LONG).unwrap().unwrap().rows_mixed(), 4);
+    let mixed = || learner.next_timeout(LONG).unwrap().unwrap().rows_mixed();
+    for round in 0..3 {
+        (0..3).for_each(|_| assert_eq!(mixed(), 4, "{round}: of its own there is nothing"));
+        own.write(&mut writer, 0..3);
+        (0..3).for_each(|_| assert_eq!(mixed(), 4, "{round}: two samples, and a batch has four rows"));
+        own.write(&mut writer, 3..5);
+        drop((mixed(), mixed())); // selected before
+        (0..3).for_each(|_| assert_eq!(mixed(), 2, "{round}"));
+        feed.clear().unwrap();
+    }
 }
 
 /// Selects what it was told to forget, or more than it was asked for.
