@@ -41,8 +41,10 @@ pub(crate) struct Feeder {
     poll: Duration,
     /// The buffers that were free when the learner went are meant for no batch any more.
     withdrawn: bool,
-    /// Nothing of ours is under way on the device.
+    /// Nothing of ours that is known of is under way on the device.
     settled: bool,
+    /// A kernel may have been queued whose end cannot be learned.
+    unsure: bool,
 }
 
 /// What the loop found to do.
@@ -94,6 +96,7 @@ impl Feeder {
             poll: POLL.0,
             withdrawn: false,
             settled: true,
+            unsure: false,
         })
     }
 
@@ -279,6 +282,7 @@ impl Feeder {
                 source.quarantine();
                 desk.quarantine(buffer);
                 desk.gate.count_untaken(rows as u64);
+                self.unsure |= gathered;
                 return Err(error);
             }
         };
@@ -396,10 +400,12 @@ impl Drop for Feeder {
         self.collect();
         if !self.settled {
             self.desk.give_up();
-            if let Some(kernel) = self.kernel.take() {
-                let (tables, bytes) = kernel.quarantine();
-                self.desk.count_quarantined(tables, bytes);
-            }
+        }
+        if (!self.settled || self.unsure)
+            && let Some(kernel) = self.kernel.take()
+        {
+            let (tables, bytes) = kernel.quarantine();
+            self.desk.count_quarantined(tables, bytes);
         }
         self.in_flight.drain(..).for_each(|flight| flight.source.quarantine());
         self.desk.in_flight.store(0, Ordering::Relaxed);
