@@ -130,3 +130,32 @@ alone! {
         life::assert_nothing_is_left_with(&fake);
     }
 }
+
+alone! {
+    /// It goes while batches wait that were selected for its buffers.
+    fn what_waits_for_a_learner_that_goes_keeps_nobody_from_writing_or_loading() {
+        let _watchdog = Watchdog::new("goes", Duration::from_secs(30));
+        let (fake, kind) = (fake("goes", 2), Counted::new());
+        fake.auto_run(true);
+        let feed = kind.builder(&search(&fake)).device(1).gather(Gather::Mapped).buffers(8).start().unwrap();
+        let _intake = feed.intake().unwrap();
+        let [going, other] = [0, 1].map(|device| learner_on(&feed, device, stream_on(&fake, device)).unwrap());
+        fake.sleep("cuLaunchKernel", 300);
+        kind.write(&mut feed.writer(1).unwrap(), 0..200).unwrap();
+        let path = scratch("goes-load").join("store.safetensors");
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        feed.save(&path).unwrap();
+        until("one is gathered for each, and one more waits for each", || feed.metrics().batches == 4);
+        drop(going);
+        settle(&feed);
+        fake.sleep("cuLaunchKernel", 0);
+        until("the other's buffers are full", || feed.metrics().devices[1].batches_waiting == 2);
+        overwrite(&kind, &feed);
+        assert_eq!(feed.load(&path).unwrap().records, 200);
+        (0..20).for_each(|_| assert_eq!(other.next_batch().unwrap().rows(), ROWS));
+        feed.stop(DEADLINE).unwrap();
+        drop((other, feed));
+        assert_devices_are_clean(&fake, 2);
+        life::assert_nothing_is_left_with(&fake);
+    }
+}

@@ -177,10 +177,10 @@ impl Feeder {
         let (gate, turn) = (&self.desk.gate, self.desk.turn());
         if self.desk.is_wanted() {
             gate.grant(turn, released);
-        } else if self.desk.is_learner_gone() && !std::mem::replace(&mut self.withdrawn, true) {
+        } else if self.gathers() && self.desk.is_learner_gone() && !std::mem::replace(&mut self.withdrawn, true) {
             // Nothing is copied into them any more; other devices have their own.
             let free = self.free.len() - released;
-            gate.gathering.iter().for_each(|gathering| gathering.lend(turn, -(free as isize)));
+            gate.withdraw(turn, free);
         }
         Ok(released > 0)
     }

@@ -204,6 +204,11 @@ impl Gathering {
         self.free[turn].load(Ordering::Relaxed) > 0
     }
 
+    /// Whether batches wait of that turn that there are no free buffers for.
+    pub(crate) fn owes(&self, turn: usize) -> bool {
+        self.free[turn].load(Ordering::Relaxed) < 0
+    }
+
     /// So many device buffers more are free for that turn, or less.
     pub(crate) fn lend(&self, turn: usize, buffers: isize) {
         self.free[turn].fetch_add(buffers, Ordering::Relaxed);

@@ -79,6 +79,17 @@ impl IntakeGate {
         }
     }
 
+    /// So many buffers are free for no batch any more. What was selected for them and waits would wait for another learner: it
+    /// reaches nobody.
+    pub(crate) fn withdraw(&self, turn: usize, buffers: usize) {
+        if let Some(gathering) = &self.gathering {
+            gathering.lend(turn, -(buffers as isize));
+            if gathering.owes(turn) {
+                self.discard_waiting();
+            }
+        }
+    }
+
     /// Hands a filled slot over, or one for a device to gather, unless the store was cleared since it was selected: that is asked
     /// with the batch gate locked. Then, and behind the close, it comes home.
     pub(crate) fn deliver(
