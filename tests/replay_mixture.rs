@@ -225,7 +225,8 @@ fn an_own_store_that_is_used_up_leaves_its_rows_to_the_other() {
     for fraction in [0.5, 1.0] {
         let (demo_kind, kind) = (Kind::new(), Kind::new());
         let demos = demo_kind.store();
-        let builder = kind.builder().replay(100, MaxTimes::new(Uniform::new(), 1)).mix(&demos, fraction);
+        let builder =
+            kind.builder().replay(100, MaxTimes::new(Uniform::new(), 1)).mix(&demos, fraction).pace(Pace::min_size(16));
         let feed = builder.start().unwrap();
         let (learner, mut writer) = (feed.learner().unwrap(), feed.writer(1).unwrap());
         kind.write(&mut writer, 0..17);
@@ -269,23 +270,6 @@ fn own_steps_without_a_priority_above_0_leave_their_rows_to_the_other() {
     kind.write(&mut writer, 9..20);
     (0..2).for_each(|_| drop(learner.next_batch().unwrap()));
     (0..5).for_each(|_| assert_eq!(next(&kind, &learner), ROWS / 2));
-}
-
-/// A thread that writes a step and takes a batch in turn, from the first step on.
-#[test]
-fn a_few_own_steps_do_not_end_what_the_other_store_began() {
-    let _watchdog = Watchdog::new("a few", Duration::from_secs(60));
-    let (kind, feed, mut writer, _demo_kind, _demos, _demo_writer) = feeds(0.5, None);
-    let learner = feed.learner().unwrap();
-    for step in 0..30 {
-        let mixed = next(&kind, &learner);
-        assert!(
-            mixed == if step < ROWS { ROWS } else { mixed } && [ROWS / 2, ROWS].contains(&mixed),
-            "{mixed} at {step}"
-        );
-        kind.write(&mut writer, step as i64..step as i64 + 1);
-    }
-    assert_eq!(next(&kind, &learner), ROWS / 2);
 }
 
 /// What a second sampler that uses items up has left is less than its part: the feed's own rows make the batch whole.

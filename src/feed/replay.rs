@@ -99,8 +99,8 @@ impl FeedBuilder {
 
     /// Takes this fraction of each batch's rows, 0 to 1, from a second [`Store`], whose sample is declared alike:
     /// demonstrations, say. They are the last rows of a batch, chosen by that store's sampler; this feed's pace counts all
-    /// rows. While this feed's own store has too few samples for a batch, or its sampler none to offer, all rows are the second
-    /// one's, if this feed's pace allows; what the second one has too few for is this one's. A batch with such rows is put together on the host. The feed keeps the store's memory; several feeds may mix in the same one.
+    /// rows. While this feed's own store is empty, or its sampler has none to offer, all rows are the second one's, if this
+    /// feed's pace allows; what the second one has too few for is this one's. A batch with such rows is put together on the host. The feed keeps the store's memory; several feeds may mix in the same one.
     ///
     /// ```
     /// # use pinring::*;
@@ -228,6 +228,6 @@ impl FeedBuilder {
         };
         let pacer = self.pace.unwrap_or_default().pacer(setting);
         let pacer = pacer.map_err(|error| Error::from_source(ErrorKind::Config, error))?;
-        Ok(Some(StoreConfig::new(size, layout, selector, pacer, self.pace.is_some())?))
+        Ok(Some(StoreConfig::new(size, layout, selector, pacer, self.pace.is_some() || self.mix.is_some())?))
     }
 }
