@@ -101,6 +101,11 @@ impl<T> Gate<T> {
         wake_all(wakers);
     }
 
+    /// The number that the next token gets.
+    pub(crate) fn next_sequence(&self) -> u64 {
+        lock(&self.state).sequence
+    }
+
     /// Takes the oldest token: `None` when there was none within `patience`. A closed gate that still holds tokens
     /// gives them first.
     pub(crate) fn take(&self, patience: Patience, spin: &mut Spin) -> Result<Option<T>, Closed> {

@@ -136,24 +136,35 @@ fn a_sampler_that_panicked_is_never_asked_again() {
     assert!(error.to_string().contains("panicked"), "{error}");
 }
 
-/// The second store's sampler is asked by the first feed's thread. What that dies of is not the second feed's.
+/// The second store's sampler is asked by the first feed's thread. What that dies of is not the second feed's, nor a writer's.
 #[test]
 fn a_second_store_is_written_on_when_the_feed_that_mixes_it_in_dies() {
     let _watchdog = Watchdog::new("a mixture that dies", PATIENCE);
-    let (own, other) = (Ids::transitions(1), Ids::transitions(1));
-    let (sampler, _, select) = Brittle::new();
-    let demos = Store::builder(other.sample.clone(), 8, sampler).build().unwrap();
-    let mut demo_writer = demos.writer(1).unwrap();
-    other.write(&mut demo_writer, 0..6);
-    let feed = own.builder(8, 2, Uniform::new()).mix(&demos, 0.5).pace(Pace::min_size(0)).start().unwrap();
-    let learner = feed.learner().unwrap();
-    drop(learner.next_timeout(LONG).unwrap().unwrap());
-    let held = learner.next_timeout(LONG).unwrap().unwrap();
-    select.store(true, Ordering::Relaxed);
-    drop(held);
-    let error = learner.next_timeout(LONG).unwrap_err();
-    assert!(error.to_string().contains("told to panic"), "{error}");
-    other.write(&mut demo_writer, 6..60);
+    for verb in ["select", "insert"] {
+        let (own, other) = (Ids::transitions(1), Ids::transitions(1));
+        let (sampler, insert, select) = Brittle::new();
+        let told = if verb == "select" { select } else { insert };
+        let demos = Store::builder(other.sample.clone(), 8, sampler).build().unwrap();
+        let mut demo_writer = demos.writer(1).unwrap();
+        other.write(&mut demo_writer, 0..6);
+        let builder = || own.builder(8, 2, Uniform::new()).pace(Pace::min_size(0));
+        let feed = builder().mix(&demos, 0.5).start().unwrap();
+        let learner = feed.learner().unwrap();
+        drop(learner.next_timeout(LONG).unwrap().unwrap());
+        let held = learner.next_timeout(LONG).unwrap().unwrap();
+        told.store(true, Ordering::Relaxed);
+        other.write(&mut demo_writer, 6..7);
+        drop(held);
+        let error = learner.next_timeout(LONG).unwrap_err();
+        assert!(error.to_string().contains(&format!("told to panic in {verb}")), "{error}");
+        told.store(false, Ordering::Relaxed);
+        // So long that writers would tell the sampler themselves of what has changed.
+        other.write(&mut demo_writer, 7..70_000);
+        demos.clear().unwrap();
+        other.write(&mut demo_writer, 70_000..70_006);
+        let feed = builder().mix(&demos, 0.5).start().unwrap();
+        assert_eq!(feed.learner().unwrap().next_timeout(LONG).unwrap().unwrap().rows_mixed(), 2, "it begins again");
+    }
 }
 
 #[test]

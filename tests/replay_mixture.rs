@@ -228,6 +228,82 @@ fn a_mixture_without_a_pace_waits_for_no_number_of_samples() {
     assert_eq!(learner.next_batch().unwrap().rows_mixed(), ROWS / 2);
 }
 
+/// Takes a batch of whole rows within a few seconds.
+fn next(kind: &Kind, learner: &Learner) -> usize {
+    let batch = learner.next_timeout(Duration::from_secs(10)).unwrap().expect("a batch comes");
+    kind.check(&batch)
+}
+
+/// An own store whose sampler has used up what there is, or that has no priority above 0, leaves its rows to the other.
+#[test]
+fn an_own_store_that_is_used_up_leaves_its_rows_to_the_other() {
+    let _watchdog = Watchdog::new("used up", Duration::from_secs(60));
+    for fraction in [0.5, 1.0] {
+        let (demo_kind, kind) = (Kind::new(), Kind::new());
+        let demos = demo_kind.store();
+        let builder =
+            kind.builder().replay(100, MaxTimes::new(Uniform::new(), 1)).mix(&demos, fraction).pace(Pace::min_size(16));
+        let feed = builder.start().unwrap();
+        let (learner, mut writer) = (feed.learner().unwrap(), feed.writer(1).unwrap());
+        kind.write(&mut writer, 0..17);
+        assert_eq!((next(&kind, &learner), next(&kind, &learner)), (0, 0), "nothing is mixed in yet");
+        assert!(!matches!(learner.next_timeout(Duration::from_millis(50)), Ok(Some(_))), "and then there is nothing");
+        // Nobody calls the feed when the other store is written.
+        let mut demo_writer = demos.writer(1).unwrap();
+        demo_kind.write(&mut demo_writer, DEMOS..DEMOS + 51);
+        (0..5).for_each(|_| assert_eq!(next(&kind, &learner), ROWS, "{fraction}"));
+        // What comes is taken again, as much of it as there should be.
+        kind.write(&mut writer, 17..17 + 40);
+        let own: usize = (0..40).map(|_| ROWS - next(&kind, &learner)).sum();
+        assert_eq!(own, if fraction == 0.5 { 40 } else { 0 });
+        if fraction == 0.5 {
+            drop(writer);
+            let end = (0..20).find_map(|_| learner.next_batch().err());
+            assert!(matches!(end, Some(NextError::Ended)), "nobody writes any more: {end:?}");
+        }
+    }
+}
+
+#[test]
+fn own_steps_without_a_priority_above_0_leave_their_rows_to_the_other() {
+    let _watchdog = Watchdog::new("zero", Duration::from_secs(60));
+    let (demo_kind, kind) = (Kind::new(), Kind::new());
+    let demos = demo_kind.store();
+    let builder = kind.builder().replay(100, Prioritized::new(1.0, 1.0).floor(0.0)).mix(&demos, 0.5);
+    let feed = builder.start().unwrap();
+    let (learner, mut writer) = (feed.learner().unwrap(), feed.writer(1).unwrap());
+    kind.write(&mut writer, 0..9);
+    let mut zeroed = 0;
+    while let Ok(Some(batch)) = learner.next_timeout(Duration::from_secs(1)) {
+        learner.update_priorities(&batch.keys(), &[0.0; ROWS]).unwrap();
+        zeroed += 1;
+    }
+    assert!(zeroed > 0);
+    let mut demo_writer = demos.writer(1).unwrap();
+    demo_kind.write(&mut demo_writer, DEMOS..DEMOS + 51);
+    (0..5).for_each(|_| assert_eq!(next(&kind, &learner), ROWS));
+    // A step of one's own that is worth something is back.
+    kind.write(&mut writer, 9..20);
+    (0..2).for_each(|_| drop(learner.next_batch().unwrap()));
+    (0..5).for_each(|_| assert_eq!(next(&kind, &learner), ROWS / 2));
+}
+
+/// What a second sampler that uses items up has left is less than its part: the feed's own rows make the batch whole.
+#[test]
+fn a_batch_is_whole_where_the_second_store_runs_out() {
+    let _watchdog = Watchdog::new("runs out", Duration::from_secs(60));
+    let (demo_kind, kind) = (Kind::new(), Kind::new());
+    let sampler = MaxTimes::new(Uniform::new(), 1);
+    let demos = Store::builder(demo_kind.sample.clone(), 100, sampler).seed(2).build().unwrap();
+    let mut demo_writer = demos.writer(1).unwrap();
+    demo_kind.write(&mut demo_writer, DEMOS..DEMOS + 11);
+    let feed = kind.builder().mix(&demos, 0.5).pace(Pace::min_size(40)).start().unwrap();
+    let learner = feed.learner().unwrap();
+    kind.write(&mut feed.writer(1).unwrap(), 0..60);
+    let mixed: Vec<usize> = (0..6).map(|_| next(&kind, &learner)).collect();
+    assert_eq!(mixed, [4, 4, 2, 0, 0, 0]);
+}
+
 /// Claims that there is something, and then has nothing.
 #[derive(Debug)]
 struct Empty(Arc<AtomicUsize>);

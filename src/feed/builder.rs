@@ -124,7 +124,7 @@ pub struct FeedBuilder {
     episodes: usize,
     pub(super) devices: Vec<i32>,
     pub(super) prefetch: usize,
-    deal: Deal,
+    pub(super) deal: Deal,
     download_bytes: usize,
     pub(super) replay: Option<(usize, Box<dyn Sampler>)>,
     pub(super) pace: Option<Pace>,

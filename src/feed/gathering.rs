@@ -2,6 +2,7 @@
 
 use super::{Feed, FeedBuilder, Pinning};
 use crate::error::{Error, ErrorKind, Result};
+use crate::feeding::rounds::Deal;
 use crate::gather::{BLOCKS, Gather, GatherReport, Gathering, Tables, refusal};
 use crate::layout::Layout;
 use crate::memory::Ring;
@@ -61,6 +62,7 @@ impl FeedBuilder {
         };
         let (by, blocks) = (self.gather.by.unwrap_or_default(), self.gather.blocks.unwrap_or(BLOCKS));
         let (buffers, devices) = (self.buffers, self.devices.len());
+        let turns = if self.deal == Deal::Rounds { devices } else { 1 };
         if by == Gather::Mapped {
             let why = if devices == 0 { Some("no device is attached: give `.device`") } else { None };
             if let Some(why) = why.or(tables.as_ref().err().map(String::as_str)) {
@@ -72,6 +74,7 @@ impl FeedBuilder {
                 let store = ring.device_line(buffers);
                 Ok((tables?, store.ok_or("for devices the store does not lie in one line")?))
             })
+            .in_turns(turns)
         })
     }
 }

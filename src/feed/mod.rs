@@ -229,7 +229,7 @@ impl Feed {
         if !desk.want() {
             return Err(Error::new(ErrorKind::Misuse, format!("the learner on device {device} was taken already")));
         }
-        self.gate.grant(desk.buffers);
+        self.gate.grant(desk.turn(), desk.buffers);
         self.gate.gathering.iter().for_each(Gathering::take_device);
         self.gate.learner_taken();
         // SAFETY: the caller's duty.

@@ -99,8 +99,10 @@ impl FeedBuilder {
 
     /// Takes this fraction of each batch's rows, 0 to 1, from a second [`Store`], whose sample is declared alike:
     /// demonstrations, say. They are the last rows of a batch, chosen by that store's sampler; this feed's pace counts all
-    /// rows. While this feed's own store is empty (and its pace allows) all rows are the second one's, and while that is
-    /// empty all are this one's; without a pace sampling begins with the first sample of either. A batch with such rows is put together on the host. The feed keeps the store's memory; several feeds may mix in the same one.
+    /// rows. While this feed's own store is empty, or its sampler has none to offer, all rows are the second one's, if this
+    /// feed's pace allows; what the second one has too few for is this one's. Without a pace sampling begins with the first
+    /// sample of either. A batch with such rows is put together on the host. The feed keeps the store's memory; several feeds
+    /// may mix in the same one.
     ///
     /// ```
     /// # use pinring::*;

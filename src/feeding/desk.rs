@@ -12,13 +12,30 @@ use crate::gate::Gate;
 use crate::intake::{IntakeGate, Lease};
 use crate::metrics::DeviceMetrics;
 use crate::store::OpenGather;
-use crate::sync::lock;
+use crate::sync::{Spin, lock, try_lock};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Wake, Waker};
 use std::thread::Thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How often it is looked whether another thread's calls are over.
+const BUSY: Duration = Duration::from_micros(50);
+/// A call to CUDA that takes longer, of those that are short, does not end.
+const STUCK: Duration = Duration::from_millis(500);
+
+/// A lock that is held during short calls to CUDA, unless one of them does not end.
+pub(super) fn lock_unless_stuck<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    let stuck = Instant::now() + STUCK;
+    loop {
+        match try_lock(mutex) {
+            Some(state) => return Some(state),
+            None if Instant::now() >= stuck => return None,
+            None => std::thread::sleep(BUSY),
+        }
+    }
+}
 
 /// A device batch whose copy was issued.
 #[derive(Debug)]
@@ -93,6 +110,8 @@ pub(crate) struct Desk {
     /// A learner was made, and one is alive.
     taken: AtomicBool,
     wanted: AtomicBool,
+    /// It is not any more.
+    learner_gone: AtomicBool,
     /// Something on the device did not end while it was waited for, or nobody knows: nobody waits for it any more.
     stuck: AtomicBool,
     quarantined_buffers: AtomicU64,
@@ -141,6 +160,7 @@ impl Desk {
             feeder: OnceLock::new(),
             taken: AtomicBool::new(false),
             wanted: AtomicBool::new(false),
+            learner_gone: AtomicBool::new(false),
             stuck: AtomicBool::new(false),
             quarantined_buffers: AtomicU64::new(0),
             copies: AtomicU64::new(0),
@@ -180,6 +200,7 @@ impl Desk {
     /// The learner is gone: other learners get the batches that were not copied to this device yet. By rounds there are no
     /// further ones.
     pub(crate) fn learner_gone(&self) {
+        self.learner_gone.store(true, Ordering::Release); // SYNC: pairs with the Acquire in `is_learner_gone`
         self.wanted.store(false, Ordering::Release); // SYNC: pairs with the Acquire in `is_wanted`
         if let Some(seat) = &self.seat {
             seat.close(Closed::LearnerGone);
@@ -187,6 +208,7 @@ impl Desk {
         }
         self.withdraw(Closed::LearnerGone);
         self.gate.learner_gone();
+        self.call();
     }
 
     /// Nobody takes a device batch any more, and whoever waits for one hears why. On any thread: the feeding thread may
@@ -216,6 +238,15 @@ impl Desk {
     /// Whether this device may take the batch of that number.
     pub(crate) fn is_mine(&self, sequence: u64) -> bool {
         self.seat.as_ref().is_none_or(|seat| seat.is_mine(sequence))
+    }
+
+    pub(crate) fn is_learner_gone(&self) -> bool {
+        self.learner_gone.load(Ordering::Acquire)
+    }
+
+    /// Whose turn a batch for this device has.
+    pub(crate) fn turn(&self) -> usize {
+        self.seat.as_ref().map_or(0, Seat::index)
     }
 
     pub(crate) fn is_wanted(&self) -> bool {
@@ -319,6 +350,23 @@ impl Desk {
         self.gate.over().map_or(Ok(()), |reason| Err(reason.clone()))
     }
 
+    /// A lock that is held during short calls to CUDA. Who waits for one that never returns hears when the feed is over.
+    pub(super) fn lock_open<'m, T>(&self, mutex: &'m Mutex<T>) -> Result<MutexGuard<'m, T>, Closed> {
+        let mut spin = Spin::default();
+        loop {
+            let mut free = None;
+            spin.until(|| {
+                free = try_lock(mutex);
+                free.is_some()
+            });
+            match free {
+                Some(state) => return Ok(state),
+                None => self.check_open()?,
+            }
+            std::thread::sleep(BUSY);
+        }
+    }
+
     pub(crate) fn metrics(&self) -> DeviceMetrics {
         DeviceMetrics {
             device: self.device.ordinal(),
@@ -354,7 +402,9 @@ impl Drop for Desk {
                 }
             }
             returned.into_iter().for_each(|buffer| self.discard(buffer));
-            self.downloads.iter().for_each(|downloads| downloads.free(self)); // if that has still to be done
+            // If that has still to be done.
+            self.updates.iter().for_each(|updates| updates.free(self));
+            self.downloads.iter().for_each(|downloads| downloads.free(self));
         });
     }
 }

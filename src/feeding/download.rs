@@ -5,23 +5,18 @@
 //! at most one is being copied out and one waits; a newer snapshot takes the place of the one that waits.
 
 use super::Desk;
+use super::desk::lock_unless_stuck;
 use crate::cuda::device::{Device, DeviceMemory, Event, RawStream, Stream};
 use crate::cuda::types::CudaError;
 use crate::error::Closed;
 use crate::learner::DeviceUseError;
 use crate::memory::Ring;
-use crate::sync::{Spin, panic_text, try_lock};
+use crate::sync::{panic_text, try_lock};
 use crossbeam_channel::{Receiver, Sender};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
-
-/// How often it is looked whether the other side's calls are over.
-const BUSY: Duration = Duration::from_micros(50);
-/// A snapshot that takes longer does not end.
-const STUCK: Duration = Duration::from_millis(500);
+use std::sync::{Arc, Mutex};
 
 /// What the user does with the bytes.
 pub(crate) type Then = Box<dyn FnOnce(&[u8]) + Send>;
@@ -141,7 +136,7 @@ impl Downloads {
         bytes: usize,
         then: Then,
     ) -> Result<(), DeviceUseError> {
-        let mut state = self.lock_open(desk)?;
+        let mut state = desk.lock_open(&self.state)?;
         let Some(memory) = state.memory.as_ref().filter(|_| state.lost.is_none()) else {
             desk.check_open()?;
             return Err(state.lost.clone().map_or(Closed::Stopped.into(), DeviceUseError::Cuda)); // just about to close
@@ -174,24 +169,6 @@ impl Downloads {
         })
     }
 
-    /// The lock, which is held during short calls to CUDA. Who waits for one that never returns hears when the feed is
-    /// over.
-    fn lock_open(&self, desk: &Desk) -> Result<MutexGuard<'_, State>, Closed> {
-        let mut spin = Spin::default();
-        loop {
-            let mut free = None;
-            spin.until(|| {
-                free = try_lock(&self.state);
-                free.is_some()
-            });
-            match free {
-                Some(state) => return Ok(state),
-                None => desk.check_open()?,
-            }
-            std::thread::sleep(BUSY);
-        }
-    }
-
     /// Ends the downloads' thread behind what it has.
     pub(crate) fn end(&self) {
         let _ = self.finished.send(None);
@@ -201,14 +178,7 @@ impl Downloads {
     /// freeing would wait for what did not end. Left to the desk's drop where a learner is stuck in a snapshot: one that is
     /// only in the midst of it is waited for, so that what is kept is counted while somebody can read it.
     pub(crate) fn free(&self, desk: &Desk) {
-        let stuck = Instant::now() + STUCK;
-        let mut state = loop {
-            match try_lock(&self.state) {
-                Some(state) => break state,
-                None if Instant::now() >= stuck => return,
-                None => std::thread::sleep(BUSY),
-            }
-        };
+        let Some(mut state) = lock_unless_stuck(&self.state) else { return };
         let (memory, out, waiting) = (state.memory.take(), state.out.take(), state.waiting.take());
         let snapped = || !state.snapped || desk.device.query(&self.snapped) == Ok(true);
         let idle = !desk.is_given_up() && state.lost.is_none() && out.is_none() && snapped();

@@ -3,12 +3,12 @@
 use super::batch::Buffer;
 use super::desk::{Desk, Flight, Ready, Source};
 use super::rounds::Seat;
-use super::updates::Updates;
+use super::updates::{Advanced, Updates};
 use crate::cuda::device::Stream;
 use crate::cuda::types::CudaError;
 use crate::error::Closed;
 use crate::gather::{GatherKernel, Gathering};
-use crate::intake::Sealed;
+use crate::intake::{Credit, Sealed};
 use crate::sync::{Patience, Spin, Unpark, panic_text};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,8 +39,12 @@ pub(crate) struct Feeder {
     /// Priorities on their way to the store: a list to use again.
     priorities: Vec<f32>,
     poll: Duration,
-    /// Nothing of ours is under way on the device.
+    /// The buffers that were free when the learner went are meant for no batch any more.
+    withdrawn: bool,
+    /// Nothing of ours that is known of is under way on the device.
     settled: bool,
+    /// A kernel may have been queued whose end cannot be learned.
+    unsure: bool,
 }
 
 /// What the loop found to do.
@@ -90,7 +94,9 @@ impl Feeder {
             in_flight: VecDeque::new(),
             priorities: Vec::new(),
             poll: POLL.0,
+            withdrawn: false,
             settled: true,
+            unsure: false,
         })
     }
 
@@ -127,9 +133,10 @@ impl Feeder {
         self.collect();
         let landed = self.land()? | self.release()?;
         // Before a batch is issued: of one update a batch, none then finds every place taken (see `updates`).
-        let updating = self.update()?;
+        let updated = self.update()?;
         let downloading = self.download()?;
-        let (issued, starving) = self.take()?;
+        let (issued, starving) = if updated == Advanced::NotLooked { (false, true) } else { self.take()? };
+        let updating = updated != Advanced::All;
         // A gather is begun when a buffer is back, so it is this thread that looks for that, before there is any batch.
         let lent = self.gathers() && self.free.len() + self.releasing.len() < self.desk.buffers;
         let watched = !self.in_flight.is_empty() || !self.releasing.is_empty() || lent;
@@ -167,13 +174,20 @@ impl Feeder {
                 index += 1;
             }
         }
-        self.desk.gate.grant(if self.desk.is_wanted() { released } else { 0 });
+        let (gate, turn) = (&self.desk.gate, self.desk.turn());
+        if self.desk.is_wanted() {
+            gate.grant(turn, released);
+        } else if self.gathers() && self.desk.is_learner_gone() && !std::mem::replace(&mut self.withdrawn, true) {
+            // Nothing is copied into them any more; other devices have their own.
+            let free = self.free.len() - released;
+            gate.withdraw(turn, free);
+        }
         Ok(released > 0)
     }
 
-    /// Tells the store of the priorities that have come back. True while some are on their way.
-    fn update(&mut self) -> Result<bool, CudaError> {
-        let Some(updates) = &self.desk.updates else { return Ok(false) };
+    /// Tells the store of the priorities that have come back.
+    fn update(&mut self) -> Result<Advanced, CudaError> {
+        let Some(updates) = &self.desk.updates else { return Ok(Advanced::All) };
         updates.advance(&self.desk, &mut self.priorities)
     }
 
@@ -231,11 +245,7 @@ impl Feeder {
     /// Issues the copy or the gather of one batch and hands it over.
     fn issue(&mut self, sealed: Sealed, mut buffer: Buffer) -> Result<(), CudaError> {
         let Sealed { lease, rows, sequence, sealed, ends_pass, clears, gather, credit } = sealed;
-        match (credit, &self.desk.gate.gathering) {
-            (Some(credit), _) => credit.spend(),
-            (None, Some(gathering)) => gathering.lend(-1),
-            (None, None) => {}
-        }
+        credit.into_iter().for_each(Credit::spend);
         let (desk, stream) = (&self.desk, self.stream.raw());
         let slots = &desk.gate.slots;
         buffer.ends_pass = ends_pass;
@@ -272,6 +282,7 @@ impl Feeder {
                 source.quarantine();
                 desk.quarantine(buffer);
                 desk.gate.count_untaken(rows as u64);
+                self.unsure |= gathered;
                 return Err(error);
             }
         };
@@ -375,8 +386,8 @@ impl Feeder {
     fn settle(&mut self) -> Result<bool, CudaError> {
         self.collect();
         self.land()?;
-        let (updating, downloading) = (self.update()?, self.download()?);
-        let mut busy = updating || downloading || !self.in_flight.is_empty();
+        let (updated, downloading) = (self.update()?, self.download()?);
+        let mut busy = updated != Advanced::All || downloading || !self.in_flight.is_empty();
         for buffer in self.free.iter().chain(&self.releasing) {
             busy |= !buffer.is_idle(&self.desk.device)?;
         }
@@ -389,10 +400,12 @@ impl Drop for Feeder {
         self.collect();
         if !self.settled {
             self.desk.give_up();
-            if let Some(kernel) = self.kernel.take() {
-                let (tables, bytes) = kernel.quarantine();
-                self.desk.count_quarantined(tables, bytes);
-            }
+        }
+        if (!self.settled || self.unsure)
+            && let Some(kernel) = self.kernel.take()
+        {
+            let (tables, bytes) = kernel.quarantine();
+            self.desk.count_quarantined(tables, bytes);
         }
         self.in_flight.drain(..).for_each(|flight| flight.source.quarantine());
         self.desk.in_flight.store(0, Ordering::Relaxed);

@@ -6,7 +6,6 @@ use super::desk::Ready;
 use super::updates::{DeviceUpdateError, NotQueued};
 use crate::cuda::device::RawStream;
 use crate::cuda::types::CudaError;
-use crate::error::Closed;
 use crate::keys::{Keys, UpdateError, Updated};
 use crate::learner::{ALL_HELD_PATIENCE, DeviceUseError, HeldCounts, NextError, Taker};
 use crate::metrics::Stage;
@@ -199,10 +198,7 @@ impl DeviceLearner {
         match unsafe { updates.queue(&side.desk, side.stream, keys, ptr) } {
             Ok(()) => side.desk.call(),
             Err(NotQueued::Full { pending, places }) => return Err(DeviceUpdateError::Full { pending, places }),
-            Err(NotQueued::Over) => {
-                side.desk.check_open().map_err(DeviceUseError::from)?;
-                return Err(DeviceUseError::Closed(Closed::Stopped).into()); // just about to close
-            }
+            Err(NotQueued::Over(closed)) => return Err(DeviceUseError::Closed(closed).into()),
             Err(NotQueued::Refused(error)) => return Err(DeviceUseError::Cuda(error).into()),
             Err(NotQueued::Failed(error)) => return Err(side.fail(error).into()),
         }

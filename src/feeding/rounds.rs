@@ -94,6 +94,10 @@ impl Seat {
         lock(&self.rounds.state).desks[self.index] = Arc::downgrade(desk);
     }
 
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+
     /// Whether the batch of this number is this device's.
     pub(crate) fn is_mine(&self, sequence: u64) -> bool {
         sequence % self.devices as u64 == self.index as u64

@@ -4,24 +4,26 @@
 //! stream: behind the kernels that compute the priorities, and before those that overwrite them, so the device needs no
 //! room of ours. On the feeding stream it would hold up the copies of batches until the learner has computed. The feeding thread
 //! looks for the ends, in the order of the stream, and tells the store, with the keys as they are by then. What it does not
-//! do: wait, or say what a priority is worth.
+//! do: wait, or say what a priority is worth. Calls to CUDA, each of which may hang, are made with the lock held: so whoever
+//! else wants it waits no longer than the feed is open, and the feeding thread not at all.
 //!
 //! How many places: `buffers + prefetch + 1`. A batch can be taken when its copy was issued, so the batch `buffers` before it
 //! has left its slot of the ring, into a device buffer that the batch `prefetch` before that was released from on the
 //! learner's stream. Updates in front of that release are over, and were looked for before the copy was issued.
 
 use super::Desk;
+use super::desk::lock_unless_stuck;
 use crate::cuda::device::{Device, Event, RawStream};
 use crate::cuda::types::{CudaError, code};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Closed, Error, ErrorKind};
 use crate::keys::{Keys, UpdateError};
 use crate::learner::DeviceUseError;
 use crate::memory::Ring;
 use crate::metrics::DeviceMetrics;
-use crate::sync::lock;
+use crate::sync::try_lock;
 use std::collections::VecDeque;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Why no priorities were taken from a device. None was updated.
 ///
@@ -81,11 +83,22 @@ pub(super) enum NotQueued {
         places: usize,
     },
     /// Nobody looks for its end any more.
-    Over,
+    Over(Closed),
     /// The device does not know the address: the caller's mistake, and nothing was queued.
     Refused(CudaError),
     /// What became of the copy is not known.
     Failed(CudaError),
+}
+
+/// How far the feeding thread has looked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Advanced {
+    /// Nothing is on its way.
+    All,
+    /// Something is.
+    UpTo,
+    /// The learner is queueing an update.
+    NotLooked,
 }
 
 /// See the module's text.
@@ -93,6 +106,10 @@ pub(super) enum NotQueued {
 pub(crate) struct Updates {
     places: usize,
     state: Mutex<State>,
+    /// Nothing is queued any more. Set without the lock, before the feeding thread looks for what is on its way.
+    closed: AtomicBool,
+    /// How many are pending, for who counts.
+    waiting: AtomicUsize,
     applied: AtomicU64,
     refused: AtomicU64,
     lost: AtomicU64,
@@ -107,8 +124,6 @@ struct State {
     free: Vec<usize>,
     /// In the order of the learner's stream.
     pending: VecDeque<Pending>,
-    /// Nothing is queued any more.
-    closed: bool,
     /// Places that are kept for good, since a copy's end cannot be learned (invariant 4).
     kept: usize,
 }
@@ -129,11 +144,11 @@ impl Updates {
             events,
             free: (0..places).rev().collect(),
             pending: VecDeque::with_capacity(places),
-            closed: false,
             kept: 0,
         };
         let [applied, refused, lost] = [(); 3].map(|()| AtomicU64::new(0));
-        Ok(Updates { places, state: Mutex::new(state), applied, refused, lost })
+        let (state, closed, waiting) = (Mutex::new(state), AtomicBool::new(false), AtomicUsize::new(0));
+        Ok(Updates { places, state, closed, waiting, applied, refused, lost })
     }
 
     /// What it counts.
@@ -142,7 +157,7 @@ impl Updates {
             updates: self.applied.load(Ordering::Relaxed),
             updates_refused: self.refused.load(Ordering::Relaxed),
             updates_lost: self.lost.load(Ordering::Relaxed),
-            updates_waiting: lock(&self.state).pending.len(),
+            updates_waiting: self.waiting.load(Ordering::Relaxed),
             ..DeviceMetrics::default()
         }
     }
@@ -153,9 +168,12 @@ impl Updates {
     /// `ptr` points to that many `f32` on the device until `stream`, which lives, has passed this call. There are no more
     /// keys than a batch has rows. All calls name the same stream.
     pub(super) unsafe fn queue(&self, desk: &Desk, stream: RawStream, keys: &Keys, ptr: u64) -> Result<(), NotQueued> {
-        let mut guard = lock(&self.state);
+        let mut guard = desk.lock_open(&self.state).map_err(NotQueued::Over)?;
         let state = &mut *guard;
-        let Some(host) = state.host.as_ref().filter(|_| !state.closed) else { return Err(NotQueued::Over) };
+        let Some(host) = state.host.as_ref().filter(|_| !self.closed.load(Ordering::Relaxed)) else {
+            drop(guard);
+            return Err(NotQueued::Over(desk.check_open().err().unwrap_or(Closed::Stopped))); // just about to close
+        };
         let Some(place) = state.free.pop() else {
             return Err(NotQueued::Full { pending: state.pending.len(), places: self.places });
         };
@@ -178,19 +196,19 @@ impl Updates {
             return Err(NotQueued::Failed(error));
         }
         state.pending.push_back(Pending { place, keys: keys.clone() });
+        self.waiting.store(state.pending.len(), Ordering::Relaxed);
         Ok(())
     }
 
-    /// On the feeding thread: tells the store of what has come back. True while something is on its way. `priorities` is a
-    /// list to use again.
-    pub(super) fn advance(&self, desk: &Desk, priorities: &mut Vec<f32>) -> Result<bool, CudaError> {
+    /// On the feeding thread: tells the store of what has come back. `priorities` is a list to use again.
+    pub(super) fn advance(&self, desk: &Desk, priorities: &mut Vec<f32>) -> Result<Advanced, CudaError> {
         loop {
-            let mut state = lock(&self.state);
+            let Some(mut state) = try_lock(&self.state) else { return Ok(Advanced::NotLooked) };
             let (Some(host), Some(Pending { place, keys })) = (&state.host, state.pending.front()) else {
-                return Ok(false);
+                return Ok(Advanced::All);
             };
             if !desk.device.query(&state.events[*place])? {
-                return Ok(true);
+                return Ok(Advanced::UpTo);
             }
             priorities.clear();
             // SAFETY: the copy of so many values into this place is over, and no other is queued before its number is given
@@ -200,6 +218,7 @@ impl Updates {
             });
             if let Some(Pending { place, keys }) = state.pending.pop_front() {
                 state.free.push(place);
+                self.waiting.store(state.pending.len(), Ordering::Relaxed);
                 drop(state);
                 self.apply(desk, &keys, priorities); // without the lock: it may have to wait for a selection
             }
@@ -224,16 +243,18 @@ impl Updates {
 
     /// Nothing is queued any more; what is on its way is still waited for.
     pub(super) fn close(&self) {
-        lock(&self.state).closed = true;
+        self.closed.store(true, Ordering::Relaxed);
     }
 
     /// Behind the end of feeding: frees the places, unless a copy may still write to one, or freeing would wait for what did
-    /// not end.
+    /// not end. Left to the desk's drop where a learner is stuck in an update: one that is only in the midst of it is waited
+    /// for, so that what is kept is counted while somebody can read it.
     pub(crate) fn free(&self, desk: &Desk) {
-        let mut state = lock(&self.state);
-        state.closed = true;
+        self.close();
+        let Some(mut state) = lock_unless_stuck(&self.state) else { return };
         let (host, pending) = (state.host.take(), std::mem::take(&mut state.pending));
         let (kept, given_up) = (state.kept, desk.is_given_up());
+        self.waiting.store(0, Ordering::Relaxed);
         drop(state);
         self.lost.fetch_add(pending.len() as u64, Ordering::Relaxed);
         let more = if given_up { self.places - kept } else { pending.len() };

@@ -108,9 +108,9 @@ pub(crate) struct Gathering {
     failed: Mutex<Option<String>>,
     /// Which end took the feed's batches first: they are gathered for that.
     end: AtomicU8,
-    /// Device buffers that are free and not meant for a batch yet. Below 0 where batches took some that were not meant for
-    /// them.
-    free: AtomicIsize,
+    /// Device buffers that are free and not meant for a batch yet: of all devices together, or where these have their turns
+    /// of each. Below 0 where batches wait that were not begun for one.
+    free: Box<[AtomicIsize]>,
 }
 
 const NOBODY: u8 = 0;
@@ -137,7 +137,7 @@ impl Gathering {
             unloaded: AtomicUsize::new(devices),
             failed: Mutex::default(),
             end: AtomicU8::new(NOBODY),
-            free: AtomicIsize::new(0),
+            free: Box::new([AtomicIsize::new(0)]),
         }
     }
 
@@ -189,14 +189,29 @@ impl Gathering {
         self.parts.as_ref().ok().filter(|_| by_device && self.is_possible()).map(|(tables, _)| tables)
     }
 
-    /// Whether a device buffer is free for a further batch.
-    pub(crate) fn has_credit(&self) -> bool {
-        self.free.load(Ordering::Relaxed) > 0
+    /// Batches go to so many devices in turn.
+    pub(crate) fn in_turns(self, devices: usize) -> Gathering {
+        Gathering { free: (0..devices).map(|_| AtomicIsize::new(0)).collect(), ..self }
     }
 
-    /// So many device buffers more are free, or less.
-    pub(crate) fn lend(&self, buffers: isize) {
-        self.free.fetch_add(buffers, Ordering::Relaxed);
+    /// Which devices' buffers the batch of that number may go to.
+    pub(crate) fn turn(&self, sequence: u64) -> usize {
+        (sequence % self.free.len() as u64) as usize
+    }
+
+    /// Whether a device buffer is free for a further batch of that turn.
+    pub(crate) fn has_credit(&self, turn: usize) -> bool {
+        self.free[turn].load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether batches wait of that turn that there are no free buffers for.
+    pub(crate) fn owes(&self, turn: usize) -> bool {
+        self.free[turn].load(Ordering::Relaxed) < 0
+    }
+
+    /// So many device buffers more are free for that turn, or less.
+    pub(crate) fn lend(&self, turn: usize, buffers: isize) {
+        self.free[turn].fetch_add(buffers, Ordering::Relaxed);
     }
 
     pub(crate) fn report(&self) -> GatherReport {

@@ -2,7 +2,6 @@
 
 use super::{IntakeGate, Lease, Sealed};
 use crate::error::Closed;
-use crate::gather::Gathering;
 use crate::metrics::Stage;
 use crate::store::OpenGather;
 use crate::sync::lock;
@@ -10,12 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// The right to one free buffer of a device. A batch that a device gathers is selected with it, so that it never waits with
-/// its records for a learner: those are in writers' way. Its drop gives it back.
+/// The right to one free buffer of the device that a batch is to go to. One that a device gathers is selected with it, so
+/// that it never waits with its records for a learner: those are in the way of writers and of a load. Of others, which the
+/// CPU has filled, it is owed: whatever is selected behind them waits for their buffers too. Its drop gives it back.
 #[derive(Debug)]
 pub(crate) struct Credit {
     /// Taken where it is spent.
     gate: Option<Arc<IntakeGate>>,
+    turn: usize,
 }
 
 impl Credit {
@@ -28,7 +29,7 @@ impl Credit {
 impl Drop for Credit {
     fn drop(&mut self) {
         if let Some(gate) = self.gate.take().filter(|gate| !gate.is_inherited()) {
-            gate.grant(1);
+            gate.grant(self.turn, 1);
         }
     }
 }
@@ -44,12 +45,14 @@ impl IntakeGate {
                 return Err(closed.clone());
             }
             let on_credit = self.gathering.as_ref().filter(|gathering| gathering.tables().is_some());
-            if on_credit.is_none_or(Gathering::has_credit)
+            // Nobody else puts batches in, so the next number is this one's.
+            let on_credit = on_credit.map(|gathering| (gathering, gathering.turn(self.batches.next_sequence())));
+            if on_credit.is_none_or(|(gathering, turn)| gathering.has_credit(turn))
                 && let Some(slot) = state.free.pop()
             {
-                let credit = on_credit.map(|gathering| {
-                    gathering.lend(-1);
-                    Credit { gate: Some(self.clone()) }
+                let credit = on_credit.map(|(gathering, turn)| {
+                    gathering.lend(turn, -1);
+                    Credit { gate: Some(self.clone()), turn }
                 });
                 return Ok((Lease { slot, home: self.clone() }, credit));
             }
@@ -67,12 +70,23 @@ impl IntakeGate {
         self.store.iter().for_each(|store| store.nudge_sampling());
     }
 
-    /// So many buffers of a device are free for batches that it gathers.
-    pub(crate) fn grant(&self, buffers: usize) {
+    /// So many buffers more are free for batches of that turn.
+    pub(crate) fn grant(&self, turn: usize, buffers: usize) {
         if let Some(gathering) = self.gathering.as_ref().filter(|_| buffers > 0) {
-            gathering.lend(buffers as isize);
+            gathering.lend(turn, buffers as isize);
             drop(lock(&self.state)); // whoever waits for it has looked, or is parked
             self.room.notify_all();
+        }
+    }
+
+    /// So many buffers are free for no batch any more. What was selected for them and waits would wait for another learner: it
+    /// reaches nobody.
+    pub(crate) fn withdraw(&self, turn: usize, buffers: usize) {
+        if let Some(gathering) = &self.gathering {
+            gathering.lend(turn, -(buffers as isize));
+            if gathering.owes(turn) {
+                self.discard_waiting();
+            }
         }
     }
 
@@ -92,6 +106,13 @@ impl IntakeGate {
         let put = self.batches.put_if(|sequence| {
             let counts = self.store.as_ref().is_none_or(|store| store.counts(clears, rows));
             let (lease, gather, credit) = if counts { parts.take()? } else { return None };
+            let owed = || {
+                let gathering = self.gathering.as_ref().filter(|gathering| gathering.parts().is_some())?;
+                let turn = gathering.turn(sequence);
+                gathering.lend(turn, -1);
+                Some(Credit { gate: Some(self.clone()), turn })
+            };
+            let credit = credit.or_else(owed);
             self.counters.batches.fetch_add(1, Ordering::Relaxed);
             self.counters.rows.fetch_add(rows as u64, Ordering::Relaxed);
             Some(Sealed { lease, rows, sequence, sealed: now, ends_pass, clears, gather, credit })

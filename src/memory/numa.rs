@@ -85,9 +85,9 @@ impl HostFiles {
                 let Some((Ok(node), Ok(pages))) = counted.map(|(n, p)| (n.parse::<u32>(), p.parse::<usize>())) else {
                     continue;
                 };
-                let bytes = pages.saturating_mul(page.unwrap_or(4) * 1024);
+                let bytes = page.unwrap_or(4).saturating_mul(1024).saturating_mul(pages);
                 match nodes.iter_mut().find(|other| other.node == node) {
-                    Some(other) => other.bytes += bytes,
+                    Some(other) => other.bytes = other.bytes.saturating_add(bytes),
                     None => nodes.push(NodeBytes { node, bytes }),
                 }
             }
@@ -97,15 +97,18 @@ impl HostFiles {
     }
 }
 
+/// No host has more processors, or nodes.
+const MOST: usize = 1 << 16;
+
 /// The numbers of a list as the kernel writes them: `0-3,8,10-11`. What is none is left out.
 fn numbers(list: &str) -> Vec<usize> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
     };
-    // No host has so many; a list that says so is not one.
-    let sane = |range: &std::ops::RangeInclusive<usize>| range.end().saturating_sub(*range.start()) < 1 << 16;
-    list.trim().split(',').filter_map(range).filter(sane).flatten().collect()
+    // A list that says so is not one.
+    let sane = |range: &std::ops::RangeInclusive<usize>| range.end().saturating_sub(*range.start()) < MOST;
+    list.trim().split(',').filter_map(range).filter(sane).flatten().take(MOST).collect()
 }
 
 /// Keeps the calling thread on a node's processors until it is dropped: then it may run where it might before.
@@ -208,6 +211,32 @@ mod tests {
         assert_eq!(nodes[0].to_string(), "4096 bytes on node 0");
         assert_eq!(host.nodes_of(0x3000_0000..0x4000_0000), None, "nothing is in memory there");
         assert_eq!(HostFiles::at("/nonexistent", "/nonexistent").nodes_of(0..usize::MAX), None);
+    }
+
+    /// Whatever lies where the kernel's files should, what comes of it is bounded, and no arithmetic goes wrong.
+    #[test]
+    fn files_that_are_not_the_kernels_do_no_harm() {
+        assert_eq!(numbers(&"0-65535,".repeat(10_000)).len(), MOST);
+        for list in ["-1", "--", "0-", "-", ",,,", "0x1-2", "18446744073709551615-18446744073709551615,0", "\u{fffd}\0"]
+        {
+            assert!(numbers(list).len() <= 2, "{list:?}");
+        }
+        let most = usize::MAX;
+        let maps = format!(
+            "1000 default N0={most} N0={most} N1=1 kernelpagesize_kB={most}\n\
+             2000 N1={most} N=1 N99999999999=1 N1=-1 N2=x kernelpagesize_kB=-4\n"
+        );
+        let nodes = host("garbage", &[("proc/self/numa_maps", &maps)]).nodes_of(0..most).unwrap();
+        assert_eq!(nodes.iter().map(|n| (n.node, n.bytes)).collect::<Vec<_>>(), [(0, most), (1, most)]);
+        for maps in ["", "\n", "zz default N0=1\n", "\0\0\0"] {
+            assert_eq!(host("none", &[("proc/self/numa_maps", maps)]).nodes_of(0..most), None, "{maps:?}");
+        }
+        for (number, list) in [("99999999999999999999", "0"), ("-7", "0"), ("1/../..", "0"), ("", "0")] {
+            let mut files = TWO.to_vec();
+            files[2].1 = number;
+            files[1].1 = list;
+            assert_eq!(host(&format!("node{}", number.len()), &files).node_near(|| Some("0000:c1:00.0".into())), None);
+        }
     }
 
     #[test]

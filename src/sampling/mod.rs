@@ -90,10 +90,19 @@ impl Stream {
             Wanted { rows: if spare { rows - share } else { rows }, spare, mixed: true }
         };
         let (mut selection, wanted) = self.store.select(items, wanted)?;
-        let (own, begun, pass) = (selection.items.len(), selection.begun, selection.pass);
-        // What was reserved beside the own rows, which are all of them where the own store is empty.
-        let reserved = if own == 0 { rows } else { rows - wanted.rows };
+        let mut pass = selection.pass;
+        // What was reserved beside the own rows, which are all of them where the own store has too little.
+        let reserved = if selection.items.is_empty() { rows } else { rows - wanted.rows };
         let other = mixed.select(reserved);
+        // A second sampler that uses items up may have fewer than its part.
+        let lack = reserved - other.as_ref().map_or(0, |other| other.items.len());
+        let own = selection.items.len();
+        let more = if lack > 0 && own > 0 { self.store.select_more(lack, &mut selection.items) } else { None };
+        if let Some((_, Pass::Ended)) = more {
+            pass = Pass::Ended;
+        }
+        let reserved = own + reserved; // of all rows
+        let (own, begun) = (selection.items.len(), selection.begun);
         let chosen = std::mem::take(&mut selection.items);
         selection.items = self.crew.fill(&self.store, &self.gate, chosen, (lease.slot, None), scratch);
         let mut total = own;
@@ -103,14 +112,14 @@ impl Stream {
             self.crew.fill_mixed(mixed, &self.gate, chosen, (lease.slot, own), scratch);
             drop(other); // its gather has ended
         }
-        self.store.give_back(own + reserved - total);
+        self.store.give_back(reserved - total);
         // SAFETY: as in `round`.
         #[allow(unsafe_code)]
         unsafe {
             self.gate.slots.close_ranks(lease.slot, total)
         };
         let Selection { items, clears, gather, .. } = selection;
-        drop(gather);
+        drop((gather, more));
         if total == 0 {
             // The second sampler had nothing after all, and will not say when it has: it is asked again in a while.
             self.store.rest();

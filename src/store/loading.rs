@@ -17,6 +17,7 @@ use crate::sync::lock;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
+use std::time::Duration;
 
 /// What a load brought.
 ///
@@ -38,6 +39,8 @@ pub struct Loaded {
     pub resumed: bool,
 }
 
+/// How often it is looked whether a further batch waits that was selected before.
+const LOOK: Duration = Duration::from_millis(5);
 /// Records that are read at once.
 const BLOCK: usize = 256;
 /// No lane has more steps: counts of those that are there leave room for those that come.
@@ -78,7 +81,7 @@ impl Store {
         let mut file = File::open(path).map_err(|error| failed("open", path, &error))?;
         let header = Header::read(&mut file).map_err(foreign)?;
         let mut source = self.check(file, header).map_err(foreign)?;
-        let mut loading = self.pause(writers)?;
+        let mut loading = self.pause(writers, discard)?;
         loading.whole = false;
         let loaded = self.replace(&mut source).map_err(|error| match error {
             Problem::Io(reason) => failed("read", path, &reason),
@@ -89,8 +92,9 @@ impl Store {
         loaded
     }
 
-    /// Keeps anything from being selected, and waits until nothing is read.
-    fn pause(&self, writers: &dyn Fn() -> usize) -> Result<Loading<'_>, CheckpointError> {
+    /// Keeps anything from being selected, and waits until nothing is read. What was selected before and waits is discarded: it
+    /// may wait for a learner, with the records that it reads.
+    fn pause(&self, writers: &dyn Fn() -> usize, discard: &dyn Fn()) -> Result<Loading<'_>, CheckpointError> {
         let mut state = lock(&self.state);
         if state.saving || state.loading {
             return Err(CheckpointError::Busy);
@@ -108,9 +112,14 @@ impl Store {
                 drop(state);
                 return Err(closed.into());
             }
-            state.writers_waiting += 1;
-            state = wait(&self.for_writers, state, None);
-            state.writers_waiting -= 1;
+            drop(state);
+            discard();
+            state = lock(&self.state);
+            if state.book.is_read() {
+                state.writers_waiting += 1;
+                state = wait(&self.for_writers, state, Some(LOOK)); // what is being filled comes to lie there too
+                state.writers_waiting -= 1;
+            }
         }
         drop(state);
         Ok(loading)

@@ -71,13 +71,13 @@ pub(crate) struct Selection {
 pub(crate) struct Wanted {
     /// Rows; the batch's others are a second store's.
     pub(crate) rows: usize,
-    /// The batch is wanted all the same if this store is empty: the second one has rows for it.
+    /// The batch is wanted all the same if this store has too little for one: the second one has rows for it.
     pub(crate) spare: bool,
     /// That may come to be so without a word.
     pub(crate) mixed: bool,
 }
 
-/// How often it is looked whether a second store has rows for a batch, while the first is empty.
+/// How often it is looked whether a second store has rows for a batch, while the first has too little.
 const LOOK: Duration = Duration::from_millis(5);
 
 impl Store {
@@ -99,7 +99,7 @@ impl Store {
             let (issued, clears, ended) = (state.book.issue(), state.clears, state.ended);
             let gather = OpenGather::new(self.clone(), issued, ring);
             let (rows, whole) = (wanted.rows, wanted.rows.min(state.book.items()));
-            let nothing = rows == 0 || (wanted.spare && whole == 0);
+            let nothing = rows == 0 || (wanted.spare && state.book.items() < self.least(&state));
             let changes = state.take_changes();
             state.pacer.reserve(self.layout.rows as u64);
             drop(state);
@@ -114,14 +114,15 @@ impl Store {
             }
             drop(selector);
             let mut state = lock(&self.state);
-            let missing = match (nothing, items.is_empty()) {
+            state.refused = !nothing && items.is_empty();
+            let others = nothing || (wanted.spare && items.is_empty()); // all rows are the second store's
+            let missing = match (others, items.is_empty()) {
                 (true, _) => 0,
                 (false, true) => self.layout.rows,
                 (false, false) => rows - items.len(),
             };
             state.pacer.give_back(missing as u64);
-            state.refused = !nothing && items.is_empty();
-            if !state.refused {
+            if !state.refused || (others && !ended) {
                 return Ok((Selection { items, pass, begun, clears, gather }, wanted));
             }
             drop(state);
@@ -134,16 +135,37 @@ impl Store {
         }
     }
 
+    /// Chooses `rows` more rows of a batch, behind those of `items`, without waiting: what a second store had none for. They are
+    /// reserved of the pace already, and may be read as long as what this returns.
+    pub(crate) fn select_more(self: &Arc<Store>, rows: usize, items: &mut Vec<Selected>) -> Option<(OpenGather, Pass)> {
+        let mut selector = lock(&self.selector);
+        let mut state = lock(&self.state);
+        let ring = state.ring.clone().filter(|_| !state.loading && state.book.items() > 0)?;
+        let gather = OpenGather::new(self.clone(), state.book.issue(), ring);
+        let changes = state.take_changes();
+        drop(state);
+        selector.apply(&changes);
+        let mut more = Vec::with_capacity(rows);
+        let pass = selector.select(rows, &mut more);
+        items.append(&mut more);
+        Some((gather, pass))
+    }
+
+    /// So many items there must be before any of them is in a batch.
+    fn least(&self, state: &State) -> usize {
+        if state.ended { 1 } else { self.least_items }
+    }
+
     /// Who waits for what, if no batch may be selected now.
     fn waits_for(&self, state: &State, spare: bool) -> Option<PaceWait> {
         let items = state.book.items();
-        let least = if state.ended { 1 } else { self.least_items };
+        let least = self.least(state);
         let pace = state.pacer.select_waits(self.layout.rows as u64, items as u64);
         if state.loading {
             return Some(PaceWait::ForMinSize { have: 0, need: least as u64 });
         }
         let few = PaceWait::ForMinSize { have: items as u64, need: least as u64 };
-        pace.or((items < least && !(spare && items == 0)).then_some(few))
+        pace.or((items < least && !spare).then_some(few))
     }
 
     /// In strict order a batch is selected from whole steps: those that end an episode are samples with its final
@@ -175,14 +197,15 @@ impl Store {
                 return Err(NoItems::Closed(closed.clone()));
             }
             let nothing_new = state.refused && state.book.changes.is_empty() && !state.ended;
-            if !nothing_new && self.may_select(&state, wanted.spare) {
+            if (!nothing_new || wanted.spare) && self.may_select(&state, wanted.spare) {
                 return Ok(wanted);
             }
             if state.ended && !state.loading {
                 return Err(NoItems::Ended);
             }
             state.sampling_waits = true;
-            let look = (wanted.mixed && state.book.items() == 0).then_some(LOOK);
+            let few = state.refused || state.book.items() < self.least(&state);
+            let look = (wanted.mixed && few).then_some(LOOK);
             state = wait(&self.for_sampling, state, look);
             state.sampling_waits = false;
         }

@@ -46,6 +46,14 @@ impl Selector {
         self.broken = false;
     }
 
+    /// As [`apply`](Selector::apply), on a thread that only writes: it need not hear that the sampler panicked before. What is
+    /// not told then does not matter, since a clear comes first.
+    pub(crate) fn apply_if_whole(&mut self, changes: &[Change]) {
+        if !self.broken || changes.first() == Some(&Change::Clear) {
+            self.apply(changes);
+        }
+    }
+
     fn tell(&mut self, changes: &[Change]) {
         for change in changes {
             if let Change::Update { record, priority } = *change {

@@ -248,7 +248,9 @@ impl Store {
             self.for_sampling.notify_one();
         }
         if many {
-            drop(self.settle());
+            let mut selector = lock(&self.selector);
+            let changes = lock(&self.state).take_changes();
+            selector.apply_if_whole(&changes);
         }
     }
 }

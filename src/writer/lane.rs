@@ -318,4 +318,29 @@ mod tests {
         (0..64).for_each(|leaf| written.set(leaf));
         assert_eq!(written.missing(), None);
     }
+
+    /// Whatever is left out, with words of 64 leaves full, begun or missing, is found; and nothing else is.
+    #[test]
+    fn whichever_leaf_of_many_is_missing_is_named() {
+        for leaves in [1, 2, 63, 64, 65, 127, 128, 129, 193] {
+            for lanes in [1, 2, 3] {
+                let mut written = Written::new(leaves, lanes);
+                for left_out in (0..leaves).flat_map(|leaf| (0..lanes).map(move |lane| (leaf, lane))) {
+                    written.clear();
+                    for leaf in (0..leaves).rev() {
+                        match leaf == left_out.0 {
+                            false => written.set(leaf),
+                            true => {
+                                (0..lanes).filter(|&lane| lane != left_out.1).for_each(|l| written.set_lane(leaf, l))
+                            }
+                        }
+                    }
+                    assert_eq!(written.missing(), Some(left_out), "{leaves} leaves, {lanes} lanes");
+                    assert!(written.is_set(left_out.0, (left_out.1 + 1) % lanes) == (lanes > 1));
+                    written.set_lane(left_out.0, left_out.1);
+                    assert_eq!(written.missing(), None, "{leaves} leaves, {lanes} lanes");
+                }
+            }
+        }
+    }
 }
