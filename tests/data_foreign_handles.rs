@@ -71,7 +71,7 @@ fn panics_name_the_callers_line() {
     panic_text(|| step.overwrite_lane(bytes, 1).len());
     panic_text(|| step.view(foreign).len());
     panic_text(|| step.view(bytes).len()); // not written
-    panic_text(|| drop(step.end(1, End::Truncated)));
+    panic_text(|| step.end(1, End::Truncated).put(bytes, &[0; 2]).is_ok());
     panic_text(|| step.mask_out(1));
     drop(std::panic::take_hook());
     assert_eq!(*seen.lock().unwrap(), [file!(); 8]);
