@@ -6,6 +6,7 @@
 //! row that it has no claim on.
 
 mod episode;
+mod error;
 mod in_place;
 mod lane;
 mod lockstep;
@@ -14,8 +15,9 @@ mod step;
 mod stored;
 
 pub use episode::EpisodeMut;
+pub use error::{CommitError, PolicyError, PutError, StepError};
 pub(crate) use lane::lane_state_bytes;
-pub use step::{CommitError, FinalMut, PolicyError, PutError, StepError, StepMut};
+pub use step::{FinalMut, StepMut};
 
 use crate::episodes::End;
 use crate::error::{Closed, Error, ErrorKind, Result};
