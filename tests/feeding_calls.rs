@@ -216,9 +216,11 @@ fn learn_on_host(learner: &Learner, copier: &DeviceCopier, column: Column<u64>, 
     }
 }
 
-/// Calls that have nobody to tell, or whose failure another call tells: what they are about is kept, and counted.
-const TOLD_ELSEWHERE: [&str; 11] = [
+/// Calls that have nobody to tell, or whose failure another call tells: what they are about is kept, and counted. A context
+/// is made current for each of the others, those that have nobody to tell among them.
+const TOLD_ELSEWHERE: [&str; 12] = [
     "cuCtxGetCurrent",
+    "cuCtxPushCurrent_v2",
     "cuCtxPopCurrent_v2",
     "cuThreadExchangeStreamCaptureMode",
     "cudaThreadExchangeStreamCaptureMode",
