@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// How often it is looked whether another thread's calls are over.
 const BUSY: Duration = Duration::from_micros(50);
 /// A call to CUDA that takes longer, of those that are short, does not end.
-const STUCK: Duration = Duration::from_millis(500);
+const STUCK: Duration = Duration::from_millis(100);
 
 /// A lock that is held during short calls to CUDA, unless one of them does not end.
 pub(super) fn lock_unless_stuck<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
