@@ -111,8 +111,8 @@ mod tests {
     fn a_cancelled_watch_ends_it_between_chunks() {
         let mapping = Mapping::new(4 * CHUNK_BYTES).unwrap();
         let slot = std::sync::Arc::new(std::sync::OnceLock::<PinWatch>::new());
-        let inner = std::sync::Arc::clone(&slot);
-        let watch = PinWatch::new(Some(Box::new(move |_| inner.get().unwrap().cancel())));
+        let inner = std::sync::Arc::downgrade(&slot); // the slot has the watch, which has this
+        let watch = PinWatch::new(Some(Box::new(move |_| inner.upgrade().unwrap().get().unwrap().cancel())));
         slot.set(watch.clone()).unwrap();
         let _running = watch.begin(mapping.bytes());
         let error = prefault(&mapping, 1, None, &watch).unwrap_err();
