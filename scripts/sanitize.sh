@@ -99,9 +99,10 @@ thread)
             flags+=" -Clink-arg=-Wl,--wrap=$name"
         done
     fi
-    # The test harness is compiled without too: its own channel, and the closure that it hands to a test's thread.
+    # The test harness is compiled without too: its own channel, the closure that it hands to a test's thread, and the list
+    # of captured output, which threads of tests share (and is not made: nothing is captured).
     printf '%s\n' 'race:test::event::CompletedTest' 'race:Arc<std::sync::poison::mutex::Mutex<core::option::Option<test::' \
-        >target/thread/suppressions
+        'race:test::run_test_in_process' >target/thread/suppressions
     export RUSTFLAGS=$flags TSAN_OPTIONS="suppressions=$PWD/target/thread/suppressions"
     # What the sanitizer is to see and what not, seen on a program of a few lines: nothing where a lock is contended and a
     # thread waits, everything where there is no order.
@@ -109,9 +110,9 @@ thread)
     run=(cargo +nightly test -q -p pinring "${build[@]}" --target "$host" --target-dir target/thread --all-features --no-fail-fast)
     # One test after the other: rings are mapped by system calls that the sanitizer does not see, so to it the ring of a feed
     # that comes behind another's, at the same address, is the same memory.
-    "${run[@]}" "${tests[@]/#/--test=}" -- --test-threads=1
+    "${run[@]}" "${tests[@]/#/--test=}" -- --test-threads=1 --nocapture
     # Of the unit tests those without a process of their own and without CUDA.
-    "${run[@]}" --lib -- --test-threads=1 gate:: intake:: lanes:: weights:: sync:: select:: store:: slots::
+    "${run[@]}" --lib -- --test-threads=1 --nocapture gate:: intake:: lanes:: weights:: sync:: select:: store:: slots::
     ;;
 *)
     echo "address or thread, not $kind"
