@@ -186,7 +186,7 @@ pub(super) fn system_seed(given: Option<u64>) -> Result<u64> {
     given.map_or_else(|| rand::rngs::SysRng.try_next_u64().map_err(no_seed), Ok)
 }
 
-fn too_large(what: String) -> Error {
+pub(super) fn too_large(what: String) -> Error {
     config(format!("{what} are more bytes than can be addressed: ask for less"))
 }
 

@@ -1,6 +1,6 @@
 //! Settings of a replay feed, and their checks.
 
-use super::builder::{FeedBuilder, Pinning, config};
+use super::builder::{FeedBuilder, Pinning, config, too_large};
 use super::store::Store;
 use crate::error::{Closed, Error, ErrorKind, Result};
 use crate::intake::WhenFull;
@@ -207,8 +207,7 @@ impl FeedBuilder {
         };
         room.filter(fits).map(Some).ok_or_else(|| {
             let (batches, rows) = (self.buffers.saturating_add(self.prefetch), self.batch);
-            let what = format!("the priorities of {batches} batches of {rows} rows");
-            config(format!("{what} are more bytes than can be addressed: ask for less"))
+            too_large(format!("the priorities of {batches} batches of {rows} rows"))
         })
     }
 

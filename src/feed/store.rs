@@ -4,7 +4,7 @@
 //! selects from it, and copies its rows, with threads of its own. So its memory is ordinary: no device reads it. What it
 //! does not do: pace its writers, or end.
 
-use super::builder::{config, lane_bytes, system_seed};
+use super::builder::{config, lane_bytes, system_seed, too_large};
 use super::replay::{check_kind, plan};
 use super::seat_writer;
 use crate::episodes::Episodes;
@@ -96,7 +96,7 @@ impl StoreBuilder {
     pub fn bytes(&self) -> Result<usize> {
         let (layout, plan) = self.plan()?;
         let beside = self.bytes_beside(&layout, &plan)?;
-        plan.bytes()?.checked_add(beside).ok_or_else(|| self.too_large())
+        plan.bytes()?.checked_add(beside).ok_or_else(|| self.beyond_addresses())
     }
 
     /// Allocates the store.
@@ -157,14 +157,15 @@ impl StoreBuilder {
 
     fn bytes_beside(&self, layout: &Layout, plan: &StorePlan) -> Result<usize> {
         let lanes = lane_bytes(layout, false)?.checked_mul(self.lanes);
-        lanes.zip(plan.bytes_beside()).and_then(|(lanes, plan)| lanes.checked_add(plan)).ok_or_else(|| self.too_large())
+        lanes
+            .zip(plan.bytes_beside())
+            .and_then(|(lanes, plan)| lanes.checked_add(plan))
+            .ok_or_else(|| self.beyond_addresses())
     }
 
-    fn too_large(&self) -> Error {
+    fn beyond_addresses(&self) -> Error {
         let StoreBuilder { capacity, lanes, .. } = self;
-        config(format!(
-            "a store of {capacity} steps and {lanes} lanes are more bytes than can be addressed: ask for less"
-        ))
+        too_large(format!("a store of {capacity} steps and {lanes} lanes"))
     }
 }
 

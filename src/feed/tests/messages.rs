@@ -4,7 +4,6 @@
 use super::*;
 use crate::sync::crash;
 use crate::{Column, DeviceLearner, DeviceUseError, Gather, Uniform};
-use std::sync::atomic::AtomicBool;
 
 /// Where a feed is killed, and what brings its thread there.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -113,7 +112,6 @@ fn kill_at(point: &'static str, comes: Comes, shape: Shape, fake: &Fake) {
         }
     };
     assert_ne!(comes, Comes::Start, "{at}: the start has succeeded");
-    let passed = Arc::new(AtomicBool::new(false));
     // Whoever dies early may do so before there is a handle.
     let handles = || -> Result<_, Error> {
         // SAFETY: the legacy default stream lives as long as the device.
@@ -125,15 +123,13 @@ fn kill_at(point: &'static str, comes: Comes, shape: Shape, fake: &Fake) {
     let mut threads = Vec::new();
     match handles() {
         Ok((writer, device, host)) => {
-            let passed = passed.clone();
             threads.push(write_on(writer, leaf));
             threads.push(learn_on(device, column));
             threads.extend(host.map(|host| {
                 std::thread::spawn(move || {
                     loop {
-                        match host.next_batch() {
-                            Ok(_) => passed.store(true, Ordering::Relaxed),
-                            Err(error) => return error.into(),
+                        if let Err(error) = host.next_batch() {
+                            return error.into();
                         }
                     }
                 })
