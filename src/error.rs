@@ -166,6 +166,13 @@ pub enum Closed {
     Fault(Arc<Fault>),
 }
 
+impl Closed {
+    /// Whether the source came to its end, and nobody closed anything.
+    pub(crate) fn is_end(&self) -> bool {
+        matches!(self, Closed::Ended | Closed::LaneGone { .. })
+    }
+}
+
 impl From<Closed> for Error {
     fn from(closed: Closed) -> Error {
         let kind = match closed {

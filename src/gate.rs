@@ -167,8 +167,19 @@ impl<T> Gate<T> {
     /// Registers a waker for the next token or the close, unless there is something to take already (then `None`).
     /// It is woken once; `forget` it when the wait is given up.
     pub(crate) fn register(&self, waker: &Waker) -> Option<u64> {
+        self.register_unless(waker, |oldest, closed| oldest.is_some() || closed.is_some())
+    }
+
+    /// As [`register`](Gate::register), unless `there`, told of the oldest token and of why none will come any more, says
+    /// that this is what the caller would wait for. It is asked with the lock held: nothing happens between its answer and
+    /// the wait.
+    pub(crate) fn register_unless(
+        &self,
+        waker: &Waker,
+        there: impl FnOnce(Option<&T>, Option<&Closed>) -> bool,
+    ) -> Option<u64> {
         let mut state = lock(&self.state);
-        if !state.tokens.is_empty() || state.closed.is_some() {
+        if there(state.tokens.front(), state.closed.as_ref()) {
             return None;
         }
         let id = state.next_waker;
@@ -198,7 +209,7 @@ impl<T> Gate<T> {
     /// an end.
     pub(crate) fn close(&self, reason: Closed) -> (VecDeque<T>, Wakes) {
         let mut state = lock(&self.state);
-        if state.closed.is_none() || state.is_ended() {
+        if state.closed.as_ref().is_none_or(Closed::is_end) {
             state.closed = Some(reason);
         }
         let drained = std::mem::take(&mut state.tokens);
@@ -210,7 +221,7 @@ impl<T> Gate<T> {
         let mut state = lock(&self.state);
         let (kept, drained): (VecDeque<T>, VecDeque<T>) = std::mem::take(&mut state.tokens).into_iter().partition(keep);
         state.tokens = kept;
-        if state.closed.is_none() || (state.is_ended() && !drained.is_empty()) {
+        if state.closed.as_ref().is_none_or(|closed| closed.is_end() && !drained.is_empty()) {
             state.closed = Some(reason);
         }
         (drained, self.announce(state))
@@ -219,13 +230,6 @@ impl<T> Gate<T> {
     fn announce(&self, mut state: MutexGuard<'_, State<T>>) -> Wakes {
         self.hint.store(CLOSED_HINT, Ordering::Relaxed);
         Wakes { threads: Threads::All, wakers: std::mem::take(&mut state.wakers) }
-    }
-}
-
-impl<T> State<T> {
-    /// By the end of the source, and not by a close.
-    fn is_ended(&self) -> bool {
-        matches!(self.closed, Some(Closed::Ended | Closed::LaneGone { .. }))
     }
 }
 
@@ -248,6 +252,14 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
     use std::time::Duration;
+
+    struct Count(AtomicUsize);
+
+    impl std::task::Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 
     fn put<T>(gate: &Gate<T>, make: impl FnOnce(u64) -> T) {
         gate.wake(gate.put(make).expect("it is open"));
@@ -345,12 +357,6 @@ mod tests {
 
     #[test]
     fn a_forgotten_waker_is_not_woken() {
-        struct Count(AtomicUsize);
-        impl std::task::Wake for Count {
-            fn wake(self: Arc<Self>) {
-                self.0.fetch_add(1, Ordering::Relaxed);
-            }
-        }
         let gate = Gate::new();
         let count = Arc::new(Count(AtomicUsize::new(0)));
         let waker = Waker::from(count.clone());
@@ -360,6 +366,26 @@ mod tests {
         put(&gate, |_| ());
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         assert_eq!(gate.register(&waker), None, "a token is there already");
+    }
+
+    /// Who does not want the token that is there waits, and hears of the next, and of the end.
+    #[test]
+    fn a_waker_waits_behind_a_token_that_it_does_not_want() {
+        let gate = Gate::new();
+        let woken = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(woken.clone());
+        let register = || gate.register_unless(&waker, |oldest, closed| oldest == Some(&1) || closed.is_some());
+        put(&gate, |_| 0);
+        assert!(register().is_some());
+        put(&gate, |_| 1);
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+        assert!(register().is_some(), "the oldest is still the other");
+        assert_eq!(gate.take(Patience::None, &mut Spin::default()), Ok(Some(0)));
+        assert_eq!(register(), None);
+        assert_eq!(gate.take(Patience::None, &mut Spin::default()), Ok(Some(1)));
+        gate.wake(gate.end(Closed::Ended));
+        assert_eq!(woken.0.load(Ordering::Relaxed), 2);
+        assert_eq!(register(), None);
     }
 }
 

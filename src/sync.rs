@@ -145,17 +145,25 @@ pub(crate) fn panic_text(panic: Box<dyn Any + Send>) -> String {
     }
 }
 
-/// Points that threads pass, where tests have them panic. One at a time, for the whole process.
+/// Points that threads pass, where tests have them panic or do something in between. One at a time, for the whole process.
 #[cfg(test)]
-pub(crate) mod crash {
+pub(crate) mod points {
     use super::lock;
     use std::sync::Mutex;
 
-    static ARMED: Mutex<Option<(&'static str, String)>> = Mutex::new(None);
+    type Act = Box<dyn FnOnce() + Send>;
+
+    static ARMED: Mutex<Option<(&'static str, Act)>> = Mutex::new(None);
+
+    /// The next thread that passes `point` does this there.
+    pub(crate) fn act(point: &'static str, act: impl FnOnce() + Send + 'static) {
+        *lock(&ARMED) = Some((point, Box::new(act)));
+    }
 
     /// The next thread that passes `point` panics with `text`.
-    pub(crate) fn arm(point: &'static str, text: &str) {
-        *lock(&ARMED) = Some((point, text.to_owned()));
+    pub(crate) fn crash(point: &'static str, text: &str) {
+        let text = text.to_owned();
+        act(point, move || panic!("{text}"));
     }
 
     /// Takes that back; whether nobody had passed it.
@@ -167,9 +175,9 @@ pub(crate) mod crash {
     pub(crate) fn here(point: &'static str) {
         let mut armed = lock(&ARMED);
         let told = if armed.as_ref().is_some_and(|(at, _)| *at == point) { armed.take() } else { None };
-        drop(armed); // not held while it panics
-        if let Some((_, text)) = told {
-            panic!("{text}");
+        drop(armed); // not held meanwhile
+        if let Some((_, act)) = told {
+            act();
         }
     }
 }

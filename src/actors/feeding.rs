@@ -19,7 +19,7 @@ use crate::intake::IntakeGate;
 use crate::layout::SLOT_ALIGN;
 use crate::memory::{PinWatch, Ring, RingPlan};
 #[cfg(test)]
-use crate::sync::crash;
+use crate::sync::points;
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
 use crossbeam_channel::Receiver;
 use std::sync::Arc;
@@ -94,15 +94,15 @@ impl Handler<Feed> for Feeding {
     type Result = ();
     fn handle(&mut self, _: Feed, context: &mut Self::Context) {
         #[cfg(test)]
-        crash::here("feeding0: Feed");
+        points::here("feeding0: Feed");
         match self.attach() {
             Ok((feeder, ends)) => {
                 #[cfg(test)]
-                crash::here("feeding0: attached");
+                points::here("feeding0: attached");
                 self.supervisor.do_send(FeedingUp(Ok(ends.desk.clone())));
                 feeder.run();
                 #[cfg(test)]
-                crash::here("feeding0: fed");
+                points::here("feeding0: fed");
                 drop(ends);
             }
             Err(error) => self.supervisor.do_send(FeedingUp(Err(error))),
@@ -123,7 +123,7 @@ impl Handler<StopFeeding> for Feeding {
     type Result = ();
     fn handle(&mut self, _: StopFeeding, context: &mut Self::Context) {
         #[cfg(test)]
-        crash::here("feeding0: StopFeeding");
+        points::here("feeding0: StopFeeding");
         context.stop();
     }
 }

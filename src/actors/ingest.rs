@@ -7,7 +7,7 @@
 use crate::error::Closed;
 use crate::intake::IntakeGate;
 #[cfg(test)]
-use crate::sync::crash;
+use crate::sync::points;
 use actix::{Actor, ActorContext, AsyncContext, Context, Handler, Message};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ impl Actor for Ingest {
     fn started(&mut self, context: &mut Self::Context) {
         context.run_interval(TICK, |ingest, context| {
             #[cfg(test)]
-            crash::here("ingest: look");
+            points::here("ingest: look");
             if matches!(ingest.gate.closed(), Some(Closed::Stopped | Closed::Fault(_))) {
                 context.stop(); // also when the supervisor that should say so is gone
                 return;
@@ -112,7 +112,7 @@ impl Handler<StopIngest> for Ingest {
     type Result = ();
     fn handle(&mut self, _: StopIngest, context: &mut Self::Context) {
         #[cfg(test)]
-        crash::here("ingest: StopIngest");
+        points::here("ingest: StopIngest");
         self.gate.close(Closed::Stopped);
         context.stop();
     }

@@ -11,7 +11,7 @@ use crate::cuda::types::{CudaError, CudaSearch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{PinWatch, Ring, RingPlan};
 #[cfg(test)]
-use crate::sync::crash;
+use crate::sync::points;
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ impl Handler<Pin> for Pinning {
     type Result = ();
     fn handle(&mut self, _: Pin, _: &mut Self::Context) {
         #[cfg(test)]
-        crash::here("pinning: Pin");
+        points::here("pinning: Pin");
         let made = self.make();
         self.supervisor.do_send(Pinned(made));
     }
@@ -103,7 +103,7 @@ impl Handler<StopPinning> for Pinning {
     type Result = ();
     fn handle(&mut self, _: StopPinning, context: &mut Self::Context) {
         #[cfg(test)]
-        crash::here("pinning: StopPinning");
+        points::here("pinning: StopPinning");
         self.ring = None;
         context.stop();
     }

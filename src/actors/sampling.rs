@@ -9,7 +9,7 @@ use crate::intake::IntakeGate;
 use crate::sampling::{Crew, Stream};
 use crate::store::Store;
 #[cfg(test)]
-use crate::sync::crash;
+use crate::sync::points;
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl Handler<Sample> for Sampling {
     type Result = ();
     fn handle(&mut self, _: Sample, _: &mut Self::Context) {
         #[cfg(test)]
-        crash::here("sampling: Sample");
+        points::here("sampling: Sample");
         let crew = Arc::new(Crew::new(self.threads - 1));
         let helpers: Result<Vec<_>, _> = (0..self.threads - 1).map(|helper| self.help(helper, crew.clone())).collect();
         match helpers {
@@ -97,7 +97,7 @@ impl Handler<StopSampling> for Sampling {
     type Result = ();
     fn handle(&mut self, _: StopSampling, context: &mut Self::Context) {
         #[cfg(test)]
-        crash::here("sampling: StopSampling");
+        points::here("sampling: StopSampling");
         context.stop();
     }
 }

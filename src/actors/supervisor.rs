@@ -15,7 +15,7 @@ use crate::feeding::Desk;
 use crate::intake::{IntakeConfig, IntakeGate};
 use crate::memory::{PinReport, Ring};
 #[cfg(test)]
-use crate::sync::crash;
+use crate::sync::points;
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
 use crossbeam_channel::Sender;
 use std::sync::atomic::AtomicUsize;
@@ -260,7 +260,7 @@ impl Handler<Pinned> for Supervisor {
     type Result = ();
     fn handle(&mut self, Pinned(made): Pinned, context: &mut Self::Context) {
         #[cfg(test)]
-        crash::here("supervisor: Pinned");
+        points::here("supervisor: Pinned");
         let Some(make_gate) = self.make_gate.take().filter(|_| !self.stopping) else { return };
         match made {
             Ok(ring) => self.run(ring, make_gate, context),
@@ -284,7 +284,7 @@ impl Handler<FeedingUp> for Supervisor {
     type Result = ();
     fn handle(&mut self, FeedingUp(up): FeedingUp, context: &mut Self::Context) {
         #[cfg(test)]
-        crash::here("supervisor: FeedingUp");
+        points::here("supervisor: FeedingUp");
         match up {
             Ok(_) if self.stopping => {}
             Ok(desk) => {
@@ -314,7 +314,7 @@ impl Handler<Failed> for Supervisor {
     type Result = ();
     fn handle(&mut self, Failed { actor, text }: Failed, context: &mut Self::Context) {
         #[cfg(test)]
-        crash::here("supervisor: Failed");
+        points::here("supervisor: Failed");
         self.fail(actor, text);
         self.finish_if_alone(context);
     }
@@ -335,7 +335,7 @@ impl Handler<Exited> for Supervisor {
     type Result = ();
     fn handle(&mut self, Exited { actor, exit }: Exited, context: &mut Self::Context) {
         #[cfg(test)]
-        crash::here("supervisor: Exited");
+        points::here("supervisor: Exited");
         self.alive = self.alive.saturating_sub(1);
         let exit = match exit {
             // Actors end when they are told to.
@@ -365,7 +365,7 @@ impl Handler<Stop> for Supervisor {
     type Result = ();
     fn handle(&mut self, Stop { deadline, answer }: Stop, context: &mut Self::Context) {
         #[cfg(test)]
-        crash::here("supervisor: Stop");
+        points::here("supervisor: Stop");
         tracing::info!(target: "pinring", feed = self.feed, "the feed stops");
         if let Some(gate) = self.common.gate.get() {
             gate.set_stop_deadline(deadline);

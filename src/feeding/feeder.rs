@@ -9,6 +9,8 @@ use crate::cuda::types::CudaError;
 use crate::error::Closed;
 use crate::gather::{GatherKernel, Gathering};
 use crate::intake::{Credit, Sealed};
+#[cfg(test)]
+use crate::sync::points;
 use crate::sync::{Patience, Spin, Unpark, panic_text};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,6 +43,8 @@ pub(crate) struct Feeder {
     poll: Duration,
     /// The buffers that were free when the learner went are meant for no batch any more.
     withdrawn: bool,
+    /// The learner was told of the end of the source.
+    ended: bool,
     /// Nothing of ours that is known of is under way on the device.
     settled: bool,
     /// A kernel may have been queued whose end cannot be learned.
@@ -95,6 +99,7 @@ impl Feeder {
             priorities: Vec::new(),
             poll: POLL.0,
             withdrawn: false,
+            ended: false,
             settled: true,
             unsure: false,
         })
@@ -201,7 +206,8 @@ impl Feeder {
         if !self.desk.is_wanted() {
             return Ok((false, false));
         }
-        if let Some(Closed::Ended | Closed::LaneGone { .. }) = self.desk.gate.batches.exhausted() {
+        if !self.ended && self.desk.gate.batches.exhausted().as_ref().is_some_and(Closed::is_end) {
+            self.ended = true;
             match &self.desk.seat {
                 None => self.desk.ready.wake(self.desk.ready.end(Closed::Ended)),
                 Some(seat) => seat.end(),
@@ -343,16 +349,24 @@ impl Feeder {
         Ok(landed)
     }
 
-    /// Sleeps: for the polling time if `watching`, else until a batch comes or somebody calls. Nobody is missed: a call
-    /// that came since the last look has left its mark on this thread, which then does not sleep; and a batch that came
-    /// is seen by `register`. Where that batch is another device's, whose feeding thread takes it calls this one.
+    /// Sleeps: for the polling time if `watching`, else until a batch or the end of the source comes, or somebody calls.
+    /// Nobody is missed: a call that came since the last look has left its mark on this thread, which then does not sleep;
+    /// and what came to the gate is seen there before this thread counts as one that waits. Where the oldest batch is
+    /// another device's, whose feeding thread takes it calls this one.
     fn rest(&mut self, waker: &Waker, watching: bool) {
-        let batches = &self.desk.gate.batches;
-        let registered = if self.desk.is_wanted() { batches.register(waker) } else { None };
+        #[cfg(test)]
+        points::here("feeding0: about to rest");
+        let (desk, batches) = (&self.desk, &self.desk.gate.batches);
+        let there = |oldest: Option<&Sealed>, closed: Option<&Closed>| match oldest {
+            Some(sealed) => desk.is_mine(sealed.sequence),
+            None => !self.ended && closed.is_some_and(Closed::is_end),
+        };
+        let wanted = desk.is_wanted();
+        let registered = if wanted { batches.register_unless(waker, there) } else { None };
         if watching {
             std::thread::park_timeout(self.poll);
             self.poll = (self.poll * 2).min(POLL.1);
-        } else if registered.is_some() || !self.desk.is_wanted() || !self.is_next() {
+        } else if registered.is_some() || !wanted {
             std::thread::park();
         }
         registered.into_iter().for_each(|id| batches.forget(id));

@@ -40,7 +40,7 @@ impl IntakeGate {
         let mut state = lock(&self.state);
         loop {
             #[cfg(test)]
-            crate::sync::crash::here("sampling: round");
+            crate::sync::points::here("sampling: round");
             if let Some(closed) = &state.closed {
                 return Err(closed.clone());
             }

@@ -190,7 +190,7 @@ impl Store {
     fn wait_for_items(&self, wanted: &dyn Fn() -> Wanted) -> Result<Wanted, NoItems> {
         loop {
             #[cfg(test)]
-            crate::sync::crash::here("sampling: round");
+            crate::sync::points::here("sampling: round");
             let wanted = wanted(); // asked without the lock: it may look at another store
             let mut state = lock(&self.state);
             if let Some(closed) = &state.closed {

@@ -2,7 +2,7 @@
 //! the start's error; whoever waits hears it, the stop comes back, and nothing is left.
 
 use super::*;
-use crate::sync::crash;
+use crate::sync::points;
 use crate::{Column, DeviceLearner, DeviceUseError, Gather, Uniform};
 
 /// Where a feed is killed, and what brings its thread there.
@@ -102,7 +102,7 @@ fn learn_on(learner: DeviceLearner, column: Column<f32>) -> JoinHandle<Error> {
 fn kill_at(point: &'static str, comes: Comes, shape: Shape, fake: &Fake) {
     let (actor, at) = (point.split(':').next().unwrap(), format!("{point}, {shape:?}"));
     let Whole { builder, leaf, column } = whole(shape, fake);
-    crash::arm(point, TEXT);
+    points::crash(point, TEXT);
     let feed = match builder.start() {
         Ok(feed) => feed,
         Err(error) => {
@@ -145,7 +145,7 @@ fn kill_at(point: &'static str, comes: Comes, shape: Shape, fake: &Fake) {
         }
     }
     let report = feed.stop(PATIENCE).unwrap();
-    assert!(!crash::disarm(), "{at}: nobody came there");
+    assert!(!points::disarm(), "{at}: nobody came there");
     assert_eq!(report.threads_given_up, [""; 0], "{at}");
     let fault = report.fault.unwrap_or_else(|| panic!("{at}: the death is not told"));
     match comes {

@@ -6,7 +6,7 @@ use crate::actors::feeding::FEEDING;
 use crate::actors::sampling::SAMPLING;
 use crate::select::Pace;
 use crate::store::Wanted;
-use crate::sync::crash;
+use crate::sync::points;
 use crate::{Deal, Gather, Uniform};
 use std::any::Any;
 
@@ -460,7 +460,7 @@ fn actors(feed: &Feed) -> Vec<&'static str> {
 
 fn kill(feed: &Feed, actor: &'static str) {
     if actor == SAMPLING {
-        crash::arm("sampling: round", TEXT);
+        points::crash("sampling: round", TEXT);
         until("it passes the point", || {
             feed.gate.nudge_sampling();
             feed.closed().is_some()
