@@ -42,12 +42,22 @@ pub(crate) struct Wakes {
     wakers: Vec<(u64, Waker)>,
 }
 
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Threads {
     #[default]
     None,
     One,
     All,
+}
+
+impl Wakes {
+    /// Those of something that happened next, before anybody was woken: to be woken together, since a waker that panics
+    /// keeps its thread from what follows.
+    pub(crate) fn and(mut self, next: Wakes) -> Wakes {
+        self.threads = self.threads.max(next.threads);
+        self.wakers.extend(next.wakers);
+        self
+    }
 }
 
 const CLOSED_HINT: usize = usize::MAX / 2;

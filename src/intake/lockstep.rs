@@ -245,10 +245,9 @@ impl IntakeGate {
         let ended = self.batches.end(Closed::Ended);
         let ring = self.release_ring(&mut state);
         drop(state);
-        self.batches.wake(sealed.unwrap_or_default());
-        self.batches.wake(ended);
         drop(ring);
         self.wake_watchers();
+        self.batches.wake(sealed.unwrap_or_default().and(ended)); // last: a waker may panic, or never return
     }
 
     /// A stop that comes before the ending was settled: what it would have sealed is lost, and counted.
