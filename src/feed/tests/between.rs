@@ -223,6 +223,37 @@ alone! {
     }
 }
 
+/// A waker that panics.
+struct Broken;
+
+impl Wake for Broken {
+    fn wake(self: Arc<Self>) {
+        panic!("{TEXT}");
+    }
+}
+
+alone! {
+    /// A commit in lockstep that wakes it ends by that panic, and the writer with it. The end is told all the same, behind
+    /// the batch.
+    fn a_broken_waker_keeps_nobody_from_the_end_of_a_lockstep_feed() {
+        let fake = fake();
+        for ((builder, leaf), before) in [(steps(&fake), 0), (unrolls(&fake), 1)] {
+            let feed = builder.lockstep(1).start().unwrap();
+            let (mut writer, learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
+            (0..before).for_each(|_| write(&mut writer, leaf).unwrap());
+            let mut next = Box::pin(learner.next_async());
+            let waker = Waker::from(Arc::new(Broken));
+            assert!(next.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            let panic = std::thread::spawn(move || write(&mut writer, leaf)).join().unwrap_err();
+            assert_eq!(panic.downcast_ref::<String>().map(String::as_str), Some(TEXT));
+            assert_eq!(learner.next_timeout(LONG).unwrap().map(|batch| batch.rows()), Some(1));
+            assert_eq!(learner.next_timeout(LONG).map(drop), Err(NextError::Ended));
+            drop(next);
+            feed.stop(PATIENCE).unwrap();
+        }
+    }
+}
+
 alone! {
     /// A supervisor that has died takes no stop. What it started has the time that was given all the same.
     fn a_stop_without_a_supervisor_waits_for_queued_copies_until_its_deadline() {
