@@ -196,8 +196,8 @@ alone! {
     fn a_slow_waker_keeps_nobody_from_the_news_of_the_end() {
         let fake = fake();
         fake.auto_run(true);
-        for replay in [false, true] {
-            let builder = if replay { stored(&fake, 64, 1).0.gather(Gather::Cpu) } else { steps(&fake).0.lockstep(1) };
+        let replay = stored(&fake, 64, 1).0.gather(Gather::Cpu);
+        for (kind, builder) in [("lockstep", steps(&fake).0.lockstep(1)), ("replay", replay)] {
             let feed = on_devices(builder, &fake, 1).start().unwrap();
             let (host, device) = (feed.learner().unwrap(), learner_on(&feed, 0));
             let writer = feed.writer(1).unwrap();
@@ -213,7 +213,7 @@ alone! {
             let_them_wait(); // if the feeding thread is not there yet, it sees the end itself
             let ending = std::thread::spawn(move || drop(writer));
             let end = device.next_timeout(LONG).map(drop);
-            assert_eq!(end, Err(NextError::Ended), "replay: {replay}");
+            assert_eq!(end, Err(NextError::Ended), "{kind}");
             go_on.send(()).unwrap();
             ending.join().unwrap();
             drop(next);
