@@ -1,10 +1,11 @@
 //! What comes just between two looks of another thread, or while it waits for something else: nobody sleeps on, and nothing
 //! is lost. Points in the code say where.
 
+use super::waits::{learner_on, on_devices};
 use super::*;
 use crate::select::Pace;
 use crate::sync::points;
-use crate::{DeviceLearner, Gather, Uniform};
+use crate::{Gather, Uniform};
 use std::sync::mpsc;
 
 /// Longer than anything here takes: whoever waits so long was forgotten.
@@ -17,17 +18,6 @@ fn stored(fake: &Fake, capacity: usize, lanes: usize) -> (FeedBuilder, Leaf<f32>
     let mut sample = Sample::transition(step, 1, 0.9);
     sample.at(leaf, 0);
     (pinned(sample, fake).lanes(lanes).replay(capacity, Uniform::new()), leaf)
-}
-
-fn on_devices(builder: FeedBuilder, fake: &Fake, devices: i32) -> FeedBuilder {
-    let search = CudaSearch::new().library_only(fake.path()).driver(fake.path());
-    (0..devices).fold(builder.cuda(search), FeedBuilder::device)
-}
-
-#[allow(unsafe_code)]
-fn learner_on(feed: &Feed, device: i32) -> DeviceLearner {
-    // SAFETY: the legacy default stream lives as long as the device.
-    unsafe { feed.learner_on(device, std::ptr::null_mut()) }.unwrap()
 }
 
 /// Has the next thread that passes `point` wait there. It is there when the first answers, and goes on by the second.
@@ -55,7 +45,7 @@ alone! {
         fake.devices(2);
         fake.auto_run(true);
         let (builder, leaf) = stored(&fake, 64, 1);
-        let builder = on_devices(builder, &fake, 2).batch(4).gather(Gather::Cpu);
+        let builder = on_devices(builder, &fake, 0..2).batch(4).gather(Gather::Cpu);
         let feed = builder.pace(Pace::min_size(4).updates_per_step(1.0, 0.0)).start().unwrap();
         let going = learner_on(&feed, 0);
         let mut writer = feed.writer(1).unwrap();
@@ -79,7 +69,7 @@ alone! {
     fn a_writer_in_strict_order_goes_on_when_the_batch_is_selected() {
         let fake = fake();
         let (builder, leaf) = stored(&fake, 256, 1);
-        let builder = on_devices(builder, &fake, 1).batch(32).gather(Gather::Mapped);
+        let builder = on_devices(builder, &fake, 0..1).batch(32).gather(Gather::Mapped);
         let feed = builder.pace(Pace::min_size(32).updates_per_step(1.0, 0.0)).start().unwrap();
         let learner = learner_on(&feed, 0);
         let mut writer = feed.writer(1).unwrap();
@@ -156,7 +146,7 @@ alone! {
         fake.devices(2);
         fake.auto_run(true);
         let (builder, leaf) = stored(&fake, 256, 1);
-        let builder = on_devices(builder, &fake, 2).batch(32).buffers(8).gather(Gather::Mapped);
+        let builder = on_devices(builder, &fake, 0..2).batch(32).buffers(8).gather(Gather::Mapped);
         let feed = builder.start().unwrap();
         let other = learner_on(&feed, 1);
         let mut writer = feed.writer(1).unwrap();
@@ -198,7 +188,7 @@ alone! {
         fake.auto_run(true);
         let replay = stored(&fake, 64, 1).0.gather(Gather::Cpu);
         for (kind, builder) in [("lockstep", steps(&fake).0.lockstep(1)), ("replay", replay)] {
-            let feed = on_devices(builder, &fake, 1).start().unwrap();
+            let feed = on_devices(builder, &fake, 0..1).start().unwrap();
             let (host, device) = (feed.learner().unwrap(), learner_on(&feed, 0));
             let writer = feed.writer(1).unwrap();
             let (go_on, told) = mpsc::channel();
@@ -259,7 +249,7 @@ alone! {
     fn a_stop_without_a_supervisor_waits_for_queued_copies_until_its_deadline() {
         let fake = fake();
         let (builder, leaf) = steps(&fake);
-        let feed = on_devices(builder, &fake, 1).start().unwrap();
+        let feed = on_devices(builder, &fake, 0..1).start().unwrap();
         let learner = learner_on(&feed, 0);
         let mut writer = feed.writer(1).unwrap();
         write(&mut writer, leaf).unwrap();
