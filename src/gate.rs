@@ -50,6 +50,19 @@ enum Threads {
     All,
 }
 
+impl Wakes {
+    /// Those of something that happened next, before anybody was woken: to be woken together, since a waker that panics
+    /// keeps its thread from what follows.
+    pub(crate) fn and(mut self, next: Wakes) -> Wakes {
+        self.threads = match (self.threads, next.threads) {
+            (Threads::None, threads) | (threads, Threads::None) => threads,
+            _ => Threads::All, // each of them is for somebody else
+        };
+        self.wakers.extend(next.wakers);
+        self
+    }
+}
+
 const CLOSED_HINT: usize = usize::MAX / 2;
 
 impl<T> Gate<T> {
@@ -353,6 +366,29 @@ mod tests {
         std::thread::sleep(Duration::from_millis(20));
         close(&gate, Closed::Stopped);
         assert_eq!(taker.join().unwrap(), (Ok(Some(1)), Err(Closed::Stopped)));
+    }
+
+    /// Both of two parked threads, and every waker of either.
+    #[test]
+    fn wakes_that_are_joined_reach_everybody() {
+        let gate = Arc::new(Gate::new());
+        let takers: Vec<_> = (0..2)
+            .map(|_| {
+                let gate = gate.clone();
+                std::thread::spawn(move || gate.take(Patience::Forever, &mut Spin::default()))
+            })
+            .collect();
+        while lock(&gate.state).parked < 2 {
+            std::thread::yield_now();
+        }
+        let counts = [(); 2].map(|()| Arc::new(Count(AtomicUsize::new(0))));
+        let [first, second] = counts.clone().map(|count| {
+            assert!(gate.register_unless(&Waker::from(count), |_, _| false).is_some());
+            gate.put(|_| ()).unwrap()
+        });
+        gate.wake(first.and(second));
+        takers.into_iter().for_each(|taker| assert_eq!(taker.join().unwrap(), Ok(Some(()))));
+        counts.iter().for_each(|count| assert_eq!(count.0.load(Ordering::Relaxed), 1));
     }
 
     #[test]

@@ -294,7 +294,8 @@ impl Learner {
             // A feed that was stopped or failed is an error at once, whatever the others have.
             if let Some(feed) = learners.iter().position(|learner| learner.gate.over().is_some()) {
                 match learners[feed].take(Patience::None) {
-                    Err(NextError::Ended) | Ok(_) => {}
+                    Ok(Some(batch)) => return Ok(Some((feed, batch))), // the close was not there yet
+                    Err(NextError::Ended) | Ok(None) => {}
                     Err(error) => return Err(SelectError { feed, error }),
                 }
             }

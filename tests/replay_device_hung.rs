@@ -48,6 +48,7 @@ alone! {
                 let _ = hung.join().unwrap();
             });
             drop((learner, feed));
+            fake.run_all(); // the copy that hung is queued now, and reads that memory
             fake.free_user_memory(memory);
             assert_eq!(fake.hazards(), Hazards::default());
             until("the threads have ended", || feed_threads().is_empty());

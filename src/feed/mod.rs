@@ -386,9 +386,10 @@ impl Feed {
             let by = now.checked_add(deadline).filter(|by| *by < now + FAR).unwrap_or(now + FAR);
             address.do_send(Stop { deadline: by, answer });
             threads_given_up = answered.recv_deadline(by + ANSWER_GRACE).unwrap_or_else(|_| {
-                // It has failed (its fault is kept) or hangs: what it started is ended without it.
+                // It has failed (its fault is kept) or hangs: what it started is ended without it, in the time that is left.
+                self.gate.set_stop_deadline(by);
                 self.gate.close(Closed::Stopped);
-                self.common.crew.end(Some(Instant::now() + ANSWER_GRACE))
+                self.common.crew.end(Some(by.max(Instant::now() + ANSWER_GRACE)))
             });
             threads_given_up.extend(thread.join_by(Some(by + ANSWER_GRACE)).err());
         }

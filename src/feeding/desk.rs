@@ -229,9 +229,10 @@ impl Desk {
         Ok(())
     }
 
-    /// A copied batch that no learner gets.
+    /// A copied batch that no learner gets: its rows do not count for the pace.
     pub(crate) fn take_back(&self, ready: Ready) {
         self.gate.count_untaken(ready.rows() as u64);
+        self.gate.store.iter().for_each(|store| store.give_back(ready.rows()));
         self.give_back(ready.buffer);
     }
 

@@ -45,6 +45,8 @@ pub(crate) struct Feeder {
     withdrawn: bool,
     /// The learner was told of the end of the source.
     ended: bool,
+    /// The last look left a batch where it is: there is no buffer for it, or updates come first.
+    starving: bool,
     /// Nothing of ours that is known of is under way on the device.
     settled: bool,
     /// A kernel may have been queued whose end cannot be learned.
@@ -100,6 +102,7 @@ impl Feeder {
             poll: POLL.0,
             withdrawn: false,
             ended: false,
+            starving: false,
             settled: true,
             unsure: false,
         })
@@ -141,6 +144,7 @@ impl Feeder {
         let updated = self.update()?;
         let downloading = self.download()?;
         let (issued, starving) = if updated == Advanced::NotLooked { (false, true) } else { self.take()? };
+        self.starving = starving;
         let updating = updated != Advanced::All;
         // A gather is begun when a buffer is back, so it is this thread that looks for that, before there is any batch.
         let lent = self.gathers() && self.free.len() + self.releasing.len() < self.desk.buffers;
@@ -363,10 +367,13 @@ impl Feeder {
         };
         let wanted = desk.is_wanted();
         let registered = if wanted { batches.register_unless(waker, there) } else { None };
+        if wanted && registered.is_none() && !self.starving {
+            return; // it came since the last look
+        }
         if watching {
             std::thread::park_timeout(self.poll);
             self.poll = (self.poll * 2).min(POLL.1);
-        } else if registered.is_some() || !wanted {
+        } else {
             std::thread::park();
         }
         registered.into_iter().for_each(|id| batches.forget(id));

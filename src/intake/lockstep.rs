@@ -148,16 +148,19 @@ impl IntakeGate {
         Ok(())
     }
 
-    /// `lanes` lanes have completed `unroll`. After the close their rows are lost, and counted here: then it is false.
-    pub(crate) fn lockstep_complete(self: &Arc<Self>, unroll: u64, lanes: usize) -> bool {
+    /// `lanes` lanes have completed `unroll`, and their claim ends: at once, since a waker that panics must leave none behind,
+    /// for which an end would wait. After the close their rows are lost, and counted here.
+    pub(crate) fn lockstep_complete(self: &Arc<Self>, unroll: u64, lanes: usize) -> Result<(), Closed> {
         let mut state = lock(&self.state);
         if state.closed.is_some() {
             self.counters.dropped_rows.fetch_add(lanes as u64, Ordering::Relaxed);
-            return false;
+            drop(state);
+            return Err(self.end_claim_after_close());
         }
+        state.claims -= 1;
         let place = (self.lockstep_batch(unroll) - state.lockstep.sealed) as usize;
         let layer = (unroll % self.layers()) as usize;
-        let Some(open) = state.lockstep.batches.get_mut(place) else { return true };
+        let Some(open) = state.lockstep.batches.get_mut(place) else { return Ok(()) };
         open.left[layer] -= lanes;
         if open.left.iter().all(|&left| left == 0)
             && let Some(open) = state.lockstep.batches.pop_front()
@@ -170,7 +173,7 @@ impl IntakeGate {
             state = lock(&self.state);
         }
         self.end_if_a_lane_is_gone(state);
-        true
+        Ok(())
     }
 
     /// A writer is gone; `unroll` is the first that its lanes did not complete.
@@ -245,10 +248,9 @@ impl IntakeGate {
         let ended = self.batches.end(Closed::Ended);
         let ring = self.release_ring(&mut state);
         drop(state);
-        self.batches.wake(sealed.unwrap_or_default());
-        self.batches.wake(ended);
         drop(ring);
         self.wake_watchers();
+        self.batches.wake(sealed.unwrap_or_default().and(ended)); // last: a waker may panic, or never return
     }
 
     /// A stop that comes before the ending was settled: what it would have sealed is lost, and counted.

@@ -380,6 +380,8 @@ impl IntakeGate {
             Closed::LearnerGone => self.over.get().cloned().unwrap_or(Closed::LearnerGone),
             reason => self.over.get_or_init(|| reason).clone(),
         };
+        #[cfg(test)]
+        crate::sync::points::here("intake: over");
         if let Some(store) = &self.store {
             store.close(reason.clone());
         }

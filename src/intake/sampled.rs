@@ -2,6 +2,7 @@
 
 use super::{IntakeGate, Lease, Sealed};
 use crate::error::Closed;
+use crate::gather::Gathering;
 use crate::metrics::Stage;
 use crate::store::OpenGather;
 use crate::sync::lock;
@@ -90,8 +91,8 @@ impl IntakeGate {
         }
     }
 
-    /// Hands a filled slot over, or one for a device to gather, unless the store was cleared since it was selected: that is asked
-    /// with the batch gate locked. Then, and behind the close, it comes home.
+    /// Hands a filled slot over, or one for a device to gather, unless the store was cleared since it was selected, or the
+    /// device's buffers were withdrawn: that is asked with the batch gate locked. Then, and behind the close, it comes home.
     pub(crate) fn deliver(
         self: &Arc<Self>,
         (lease, credit): (Lease, Option<Credit>),
@@ -100,11 +101,20 @@ impl IntakeGate {
         (begun, ends_pass): (Instant, bool),
         clears: u64,
     ) {
+        #[cfg(test)]
+        crate::sync::points::here("sampling: delivers");
         let now = Instant::now();
         self.counters.stage(Stage::Fill, now - begun);
+        let gathered = gather.is_some();
         let mut parts = Some((lease, gather, credit)); // not dropped with the lock held
         let put = self.batches.put_if(|sequence| {
             let counts = self.store.as_ref().is_none_or(|store| store.counts(clears, rows));
+            // Whoever withdrew the buffer discards what waits, which this did not.
+            let owes = |gathering: &Gathering| gathering.owes(gathering.turn(sequence));
+            if counts && gathered && self.gathering.as_ref().is_some_and(owes) {
+                self.store.iter().for_each(|store| store.give_back(rows));
+                return None;
+            }
             let (lease, gather, credit) = if counts { parts.take()? } else { return None };
             let owed = || {
                 let gathering = self.gathering.as_ref().filter(|gathering| gathering.parts().is_some())?;
@@ -138,8 +148,8 @@ impl IntakeGate {
         let ring = self.release_ring(&mut state);
         self.announce_close(state);
         self.store.iter().for_each(|store| store.close(Closed::Ended));
-        self.batches.wake(ended);
-        self.wake_watchers();
         drop(ring);
+        self.wake_watchers();
+        self.batches.wake(ended); // last: a waker may panic, or never return
     }
 }

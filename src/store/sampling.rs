@@ -102,7 +102,11 @@ impl Store {
             let nothing = rows == 0 || (wanted.spare && state.book.items() < self.least(&state));
             let changes = state.take_changes();
             state.pacer.reserve(self.layout.rows as u64);
+            let writers = state.writers_waiting > 0 && state.pacer.is_strict();
             drop(state);
+            if writers {
+                self.for_writers.notify_all(); // in strict order they wait for this, and not for the gather's end
+            }
             let begun = Instant::now();
             selector.apply(&changes);
             let mut pass = Pass::GoesOn;

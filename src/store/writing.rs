@@ -240,12 +240,17 @@ impl Store {
         }
     }
 
-    /// Wakes the sampling if it waits, and keeps the changes that wait for it few.
+    /// Wakes the sampling if it waits, and keeps the changes that wait for it few. What was published may also have pushed out
+    /// items that a batch needs: then every writer that waits for the learner goes on, not this one alone.
     pub(super) fn published(&self, state: MutexGuard<'_, State>) {
         let (waits, many) = (state.sampling_waits, state.book.changes.len() >= MOST_CHANGES);
+        let writers = state.writers_waiting > 0 && self.needs_steps(&state);
         drop(state);
         if waits {
             self.for_sampling.notify_one();
+        }
+        if writers {
+            self.for_writers.notify_all();
         }
         if many {
             let mut selector = lock(&self.selector);

@@ -137,13 +137,8 @@ impl Writer {
         if self.gate.layout.is_unroll() {
             return Ok(self.gate.lockstep_end_claim()?);
         }
-        let complete = self.gate.lockstep_complete(unroll, self.lanes.len());
         self.lockstep_state().completed = unroll + 1;
-        match self.gate.lockstep_end_claim() {
-            // The rows are in their batch, even if they were the last that can be.
-            Err(_) if complete => Ok(()),
-            ended => Ok(ended?),
-        }
+        Ok(self.gate.lockstep_complete(unroll, self.lanes.len())?)
     }
 
     /// Gives the open step's observation to the unroll that it completes, once.
@@ -160,10 +155,10 @@ impl Writer {
             let first = self.lanes.flags(lane, self.tick).first;
             self.set_is_first(slot, row + lane, steps, first);
         }
-        let _ = gate.lockstep_complete(unroll - 1, self.lanes.len()); // after the close, the claim's end says so
         self.lockstep_state().completed = unroll;
-        gate.lockstep_end_claim()?;
-        Ok(())
+        gate.lockstep_complete(unroll - 1, self.lanes.len())?;
+        // These rows are in their batch, even if they were the last that can be; then nothing can be begun.
+        gate.closed().map_or(Ok(()), |closed| Err(closed.into()))
     }
 
     /// Copies leaves of the open step from the lane buffer to `step` of the lanes' rows.

@@ -37,6 +37,7 @@ macro_rules! alone {
     };
 }
 
+mod between;
 mod messages;
 mod waits;
 

@@ -409,12 +409,12 @@ fn paced_next(fake: &Fake, timeout: Duration) -> Scene {
 }
 
 #[allow(unsafe_code)]
-fn learner_on(feed: &Feed, device: i32) -> crate::DeviceLearner {
+pub(super) fn learner_on(feed: &Feed, device: i32) -> crate::DeviceLearner {
     // SAFETY: the legacy default stream lives as long as the device.
     unsafe { feed.learner_on(device, std::ptr::null_mut()) }.unwrap()
 }
 
-fn on_devices(builder: FeedBuilder, fake: &Fake, devices: std::ops::Range<i32>) -> FeedBuilder {
+pub(super) fn on_devices(builder: FeedBuilder, fake: &Fake, devices: std::ops::Range<i32>) -> FeedBuilder {
     let search = CudaSearch::new().library_only(fake.path()).driver(fake.path());
     devices.fold(builder.cuda(search), FeedBuilder::device)
 }
