@@ -8,6 +8,7 @@
 
 use super::{IntakeGate, NoRoom, State, Wait};
 use crate::error::Closed;
+use crate::gate::Wakes;
 use crate::metrics::WriterCounters;
 use crate::sync::{Padded, Patience, Spin, lock};
 use parking_lot::Mutex;
@@ -495,14 +496,13 @@ impl IntakeGate {
                 sealed.push((open, rows));
             }
         }
-        let mut wakes = Vec::new();
-        wakes.extend(sealed.into_iter().map(|(open, rows)| self.seal(&state, open.slot, rows, open.opened)));
-        wakes.push(self.batches.end(Closed::Ended));
+        let sealed = sealed.into_iter().map(|(open, rows)| self.seal(&state, open.slot, rows, open.opened));
+        let wakes = sealed.fold(Wakes::default(), Wakes::and).and(self.batches.end(Closed::Ended));
         let ring = self.release_ring(&mut state);
         self.announce_close(state);
-        wakes.into_iter().for_each(|wakes| self.batches.wake(wakes));
-        self.wake_watchers();
         drop(ring);
+        self.wake_watchers();
+        self.batches.wake(wakes); // last: a waker may panic, or never return
     }
 
     fn committed_rows(&self, state: &MutexGuard<'_, State>, open: &Open) -> Vec<(u32, usize)> {

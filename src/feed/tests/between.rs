@@ -187,7 +187,7 @@ alone! {
         let fake = fake();
         fake.auto_run(true);
         let replay = stored(&fake, 64, 1).0.gather(Gather::Cpu);
-        for (kind, builder) in [("lockstep", steps(&fake).0.lockstep(1)), ("replay", replay)] {
+        for (kind, builder) in [("lockstep", steps(&fake).0.lockstep(1)), ("replay", replay), ("steps", steps(&fake).0)] {
             let feed = on_devices(builder, &fake, 0..1).start().unwrap();
             let (host, device) = (feed.learner().unwrap(), learner_on(&feed, 0));
             let writer = feed.writer(1).unwrap();
