@@ -165,7 +165,7 @@ impl StepMut<'_> {
     ///
     /// # Errors
     /// [`PutError::Length`] gives both numbers.
-    #[inline]
+    #[inline(always)] // for a step of a few bytes a tenth of the time would be the call
     pub fn put<T: Element>(&mut self, leaf: Leaf<T>, values: &[T]) -> Result<(), PutError> {
         let index = self.writer.own(leaf)?;
         let (bytes, lanes) = (self.writer.in_slot[index].bytes, self.writer.lanes.len());
