@@ -3,6 +3,7 @@
 mod common;
 
 use common::Watchdog;
+#[cfg(debug_assertions)]
 use pinring::ndarray::Axis;
 use pinring::*;
 use std::time::Duration;

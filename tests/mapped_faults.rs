@@ -9,7 +9,7 @@ mod life;
 mod mapped;
 
 use common::fake::{Fake, Hazards};
-use common::scratch;
+use common::{SetAtEnd, scratch};
 use life::{alone, rings};
 use mapped::{MIB, NON_BLOCKING, PATIENCE, assert_nothing_is_left, fake, fake_with, free, release};
 use pinring::MemoryKind::{Device, PageLocked};
@@ -248,6 +248,7 @@ alone! {
         // Another thread is inside the allocator when the process forks, as a DataLoader's may be.
         let stop = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let end = SetAtEnd(&stop);
             scope.spawn(|| {
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                     allocator.host_ptr_of(p);
@@ -265,7 +266,7 @@ alone! {
                 });
                 assert!(ok, "in the child");
             }
-            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            drop(end);
         });
         assert!(fake.calls().iter().all(|call| call.pid == std::process::id()));
         assert_eq!(fake.calls().len(), calls, "and none in the parent");

@@ -5,7 +5,7 @@ mod common;
 #[path = "common/data.rs"]
 mod data;
 
-use common::{Watchdog, scratch};
+use common::{SetAtEnd, Watchdog, scratch};
 use data::{Rng, mix};
 use pinring::*;
 use std::path::Path;
@@ -266,6 +266,7 @@ fn a_store_is_saved_while_it_is_written_and_sampled() {
     let (feed, path) = (builder().start().unwrap(), scratch("serving").join("store.safetensors"));
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let end = SetAtEnd(&over);
         let writing = [1usize, 2].map(|lanes| {
             let (mut writer, over) = (feed.writer(lanes).unwrap(), &over);
             scope.spawn(move || {
@@ -306,7 +307,7 @@ fn a_store_is_saved_while_it_is_written_and_sampled() {
             let learner = other.learner().unwrap();
             (0..20).for_each(|_| check(&learner.next_batch().unwrap()));
         }
-        over.store(true, Ordering::Relaxed);
+        drop(end);
         let learner = learning.join().unwrap();
         writing.into_iter().for_each(|writing| writing.join().unwrap());
         drop(learner);

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::Watchdog;
+use common::{SetAtEnd, Watchdog};
 use pinring::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,7 +20,8 @@ struct Kind {
     sample: Sample,
 }
 
-const DEMOS: i64 = 1_000_000;
+/// The first of them: no writer here writes as many.
+const DEMOS: i64 = 1 << 40;
 
 impl Kind {
     fn new() -> Kind {
@@ -161,7 +162,7 @@ fn both_stores_are_written_meanwhile() {
     let (kind, feed, mut writer, demo_kind, _demos, mut demo_writer) = feeds(0.5, None);
     let (learner, over) = (feed.learner().unwrap(), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let kind = &kind;
+        let (kind, end) = (&kind, SetAtEnd(&over));
         let writing = [
             scope.spawn({
                 let over = &over;
@@ -182,7 +183,7 @@ fn both_stores_are_written_meanwhile() {
         for _ in 0..2000 {
             kind.check(&learner.next_batch().unwrap());
         }
-        over.store(true, Ordering::Relaxed);
+        drop(end);
         writing.into_iter().for_each(|writing| writing.join().unwrap());
     });
 }

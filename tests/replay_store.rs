@@ -6,7 +6,7 @@ mod common;
 #[path = "common/life.rs"]
 mod life;
 
-use common::scratch;
+use common::{SetAtEnd, scratch};
 use life::{alone, assert_nothing_is_left, feed_threads, rings};
 use pinring::*;
 use std::ops::Range;
@@ -204,7 +204,7 @@ alone! {
         ids.write(&mut store.writer(1).unwrap(), 0..100);
         let (over, path) = (AtomicBool::new(false), scratch("shared").join("store.safetensors"));
         std::thread::scope(|scope| {
-            let (ids, over) = (&ids, &over);
+            let (ids, over, end) = (&ids, &over, SetAtEnd(&over));
             let writing: Vec<_> = [1, 2]
                 .into_iter()
                 .map(|lanes| {
@@ -234,7 +234,7 @@ alone! {
                 store.clear().unwrap();
             }
             learning.into_iter().for_each(|thread| thread.join().unwrap());
-            over.store(true, Ordering::Relaxed);
+            drop(end);
             writing.into_iter().for_each(|thread| thread.join().unwrap());
         });
         assert_eq!((store.metrics().writers, store.metrics().batches), (0, 0));

@@ -6,7 +6,7 @@ mod common;
 #[path = "common/life.rs"]
 mod life;
 
-use common::{Watchdog, scratch};
+use common::{SetAtEnd, Watchdog, scratch};
 use life::{alone, assert_nothing_is_left};
 use pinring::*;
 use std::ops::Range;
@@ -75,6 +75,7 @@ fn shared(sampler: impl Sampler + Clone + 'static, own: impl Sampler + Clone + '
     let (ids, store, over) = (&ids, &store, &over);
     let go = || !over.load(Ordering::Relaxed);
     std::thread::scope(|scope| {
+        let end = SetAtEnd(over);
         let mut others = Vec::new();
         for (feed, ids) in feeds.iter().zip(&ids[1..]) {
             others.push(scope.spawn(move || {
@@ -126,8 +127,9 @@ fn shared(sampler: impl Sampler + Clone + 'static, own: impl Sampler + Clone + '
                 std::thread::sleep(Duration::from_micros(300));
             }
         }));
-        let mut loaded = 0;
-        for turn in 0..1000 {
+        let (mut loaded, mut turn) = (0, 0);
+        while turn < 1000 || loaded == 0 {
+            turn += 1;
             match store.load(file) {
                 Ok(what) => {
                     assert_eq!(what.records, 200 + 200 / 37);
@@ -139,9 +141,8 @@ fn shared(sampler: impl Sampler + Clone + 'static, own: impl Sampler + Clone + '
                 std::thread::sleep(Duration::from_micros(500));
             }
         }
-        over.store(true, Ordering::Relaxed);
+        drop(end);
         others.into_iter().for_each(|other| other.join().unwrap());
-        assert!(loaded > 0);
     });
     // Nothing is out of step afterwards.
     store.clear().unwrap();

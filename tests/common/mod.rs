@@ -7,7 +7,7 @@ pub mod fake;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Once, mpsc};
 use std::time::Duration;
 
@@ -57,6 +57,17 @@ impl Watchdog {
             }
         });
         Watchdog { _alive: alive }
+    }
+}
+
+/// Sets a flag when it goes, by a panic too: threads that go on until then end, so that their scope shows the panic and
+/// does not wait for them for ever.
+#[derive(Debug)]
+pub struct SetAtEnd<'f>(pub &'f AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
