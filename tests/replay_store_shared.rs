@@ -3,10 +3,13 @@
 #![cfg(target_os = "linux")]
 
 mod common;
+#[path = "common/ids.rs"]
+mod ids;
 #[path = "common/life.rs"]
 mod life;
 
 use common::{SetAtEnd, Watchdog, scratch};
+use ids::Ids;
 use life::{alone, assert_nothing_is_left};
 use pinring::*;
 use std::ops::Range;
@@ -17,22 +20,7 @@ use std::time::Duration;
 
 const ROWS: usize = 8;
 
-struct Ids {
-    obs: Leaf<i64>,
-    now: Column<i64>,
-    next: Column<i64>,
-    sample: Sample,
-}
-
 impl Ids {
-    fn new() -> Ids {
-        let mut step = Step::new();
-        let obs = step.observation::<i64>("id", &[]);
-        let mut sample = Sample::transition(step, 1, 0.9);
-        let (now, next) = (sample.at(obs, 0), sample.next(obs));
-        Ids { obs, now, next, sample }
-    }
-
     fn store(&self, sampler: impl Sampler + 'static) -> Store {
         Store::builder(self.sample.clone(), 400, sampler).lanes(2).seed(4).build().unwrap()
     }
@@ -55,11 +43,6 @@ impl Ids {
             s.commit()?;
         }
         Ok(())
-    }
-
-    fn check(&self, batch: &Batch) {
-        let (now, next) = (batch.slice(self.now), batch.slice(self.next));
-        assert!(now.iter().zip(next).all(|(now, next)| now + 1 == *next), "{now:?} {next:?}");
     }
 }
 
@@ -88,7 +71,7 @@ fn shared(sampler: impl Sampler + Clone + 'static, own: impl Sampler + Clone + '
                 while go() {
                     match learner.next_timeout(Duration::from_millis(5)) {
                         Ok(Some(batch)) => {
-                            ids.check(&batch);
+                            ids.of(&batch);
                             let keys = batch.keys();
                             let values: Vec<f32> = (0..keys.len()).map(|row| (row % 3) as f32).collect();
                             learner.update_priorities(&keys, &values).unwrap();

@@ -2,7 +2,6 @@
 //! test has a process of its own, since it looks at the process's threads.
 
 use crate::cuda::common;
-use crate::sync::points;
 use crate::{
     Closed, CudaSearch, DeviceUseError, Error, Feed, FeedBuilder, Leaf, NextError, Pinning, Sample, Step, Writer,
 };
@@ -141,34 +140,5 @@ alone! {
         // The ring and the downloads' host memory; the buffers and the stages, since freeing would wait for the copies.
         assert_eq!((fake.live_registrations().len(), fake.live_allocations().len()), (2, 4));
         assert_eq!(fake.hazards(), Hazards::default());
-    }
-}
-
-alone! {
-    /// The last writer goes after the feeding thread has looked for the end and before it waits for a batch. The learner
-    /// hears of it all the same, at once.
-    fn an_end_that_comes_just_before_the_wait_is_heard_of() {
-        let fake = fake();
-        let (builder, leaf) = builder(&fake);
-        let feed = builder.start().unwrap();
-        let stream = fake.user_stream(1);
-        // SAFETY: the stream lives as long as the test.
-        let learner = unsafe { feed.learner_on(0, stream as *mut _) }.unwrap();
-        let mut writer = feed.writer(1).unwrap();
-        write(&mut writer, leaf).unwrap();
-        drop(learner.next_batch().unwrap());
-        fake.run_all();
-        until("the slot is home", || feed.gate.metrics().free_slots == 2);
-        let (called, calls) = std::sync::mpsc::channel();
-        points::act("feeding0: about to rest", move || {
-            calls.recv().unwrap();
-            drop(writer);
-            std::thread::park_timeout(Duration::ZERO); // that call is no reason to look again
-        });
-        feed.desks[0].call();
-        called.send(()).unwrap();
-        assert_eq!(learner.next_batch().map(|batch| batch.rows()), Err(NextError::Ended));
-        let report = feed.stop(PATIENCE).unwrap();
-        assert_eq!((report.dropped_rows(), report.fault), (0, None));
     }
 }

@@ -39,6 +39,33 @@ fn begin(mut writer: Writer) -> JoinHandle<Writer> {
 }
 
 alone! {
+    /// The last writer goes after the feeding thread has looked for the end and before it waits for a batch. The learner
+    /// hears of it all the same.
+    fn an_end_that_comes_just_before_the_wait_is_heard_of() {
+        let fake = fake();
+        fake.auto_run(true);
+        let (builder, leaf) = steps(&fake);
+        let feed = on_devices(builder, &fake, 0..1).start().unwrap();
+        let learner = learner_on(&feed, 0);
+        let mut writer = feed.writer(1).unwrap();
+        write(&mut writer, leaf).unwrap();
+        drop(learner.next_batch().unwrap());
+        until("the slot is home", || feed.metrics().free_slots == 2);
+        let (called, calls) = mpsc::channel();
+        points::act("feeding0: about to rest", move || {
+            calls.recv().unwrap();
+            drop(writer);
+            std::thread::park_timeout(Duration::ZERO); // that call is no reason to look again
+        });
+        feed.desks[0].call();
+        called.send(()).unwrap();
+        assert_eq!(learner.next_timeout(LONG).map(drop), Err(NextError::Ended));
+        let report = feed.stop(PATIENCE).unwrap();
+        assert_eq!((report.dropped_rows(), report.fault), (0, None));
+    }
+}
+
+alone! {
     /// The source's rows that lay ready for a learner are selected anew for the other one: the pace does not count them.
     fn the_pace_gets_back_the_rows_of_a_device_learner_that_goes() {
         let fake = fake();
