@@ -7,6 +7,8 @@
 pub const NOTHING: u32 = u32::MAX;
 /// Chunks that one thread has under way at once.
 pub const DEPTH: u32 = 4;
+/// Threads that go together, and see each other's chunks.
+pub const WARP: u32 = 32;
 /// Bytes of a chunk.
 pub const CHUNK: usize = 16;
 
@@ -43,7 +45,7 @@ pub struct Launch {
 pub struct Chunk {
     /// Bytes into the record; a multiple of 16.
     pub from: u32,
-    /// `entry << 8 | log2(alignment) << 4 | bytes - 1`.
+    /// `entry << 8 | first of its leaf << 7 | log2(alignment) << 4 | bytes - 1`.
     pub layout: u32,
     /// Bytes into the batch, of row 0, and from row to row: multiples of the alignment.
     pub to: u32,
@@ -51,12 +53,15 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// `bytes` is from 1 to 16; entries are below 2²⁴.
-    pub fn new(entry: u32, from: u32, bytes: u32, to: u32, row_stride: u32) -> Chunk {
+    /// Of leaf and row the chunk that begins at `at`. `bytes` is from 1 to 16, less than 16 in the last one alone; entries
+    /// are below 2²⁴.
+    pub fn new(entry: u32, from: u32, at: u32, bytes: u32, to: u32, row_stride: u32) -> Chunk {
+        let (from, to) = (from + at, to + at);
         let alignment = (to | row_stride | CHUNK as u32).trailing_zeros();
         // A shorter chunk is written in parts that it has whole.
         let whole = (bytes | CHUNK as u32).trailing_zeros();
-        Chunk { from, layout: entry << 8 | alignment.min(whole) << 4 | (bytes - 1), to, row_stride }
+        let first = u32::from(at == 0);
+        Chunk { from, layout: entry << 8 | first << 7 | alignment.min(whole) << 4 | (bytes - 1), to, row_stride }
     }
 
     pub fn entry(&self) -> u32 {
@@ -65,6 +70,11 @@ impl Chunk {
 
     pub fn bytes(&self) -> usize {
         (self.layout & 15) as usize + 1
+    }
+
+    /// Nothing of its leaf and row comes before it.
+    pub fn is_first(&self) -> bool {
+        self.layout >> 7 & 1 == 1
     }
 
     pub fn alignment(&self) -> usize {

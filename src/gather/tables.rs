@@ -76,7 +76,7 @@ impl Tables {
             let (bytes, of) = (of.bytes, *of);
             (0..bytes).step_by(CHUNK).map(move |at| {
                 let length = (bytes - at).min(CHUNK as u32);
-                Chunk::new(of.entry, of.from + at, length, of.to as u32 + at, of.row_stride as u32)
+                Chunk::new(of.entry, of.from, at, length, of.to as u32, of.row_stride as u32)
             })
         };
         let sum = plan.sum.zip(layout.derived.n_step_return).map(|(sum, column)| {

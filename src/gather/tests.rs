@@ -1,7 +1,7 @@
 //! The kernel's walk against plain copies, over samples, records and tables of records of every kind.
 
 use super::emulate::emulate;
-use super::launch::{CHUNK, Chunk, Launch, NOTHING};
+use super::launch::{CHUNK, Chunk, Launch, NOTHING, WARP};
 use super::*;
 use crate::layout::Layout;
 use crate::sample::{Pad, Sample};
@@ -183,16 +183,16 @@ proptest! {
 
     #[test]
     fn the_walk_of_the_kernel_is_plain_copies(
-        sizes in prop::collection::vec(1usize..70, 1..5),
+        sizes in prop::collection::vec(prop_oneof![1usize..70, 500..1200usize], 1..5),
         n in 1usize..7,
         time in prop::option::of((1usize..6, any::<bool>())),
         all: bool,
         rows in 1usize..40,
-        threads in 1u32..90,
+        warps in 1u32..4,
         seed: u64,
     ) {
         let Ok(world) = World::new(&sample(&sizes, n, time, all), rows) else { return Ok(()) };
-        let (walked, plain) = world.both(&records(&world, seed), &numbers(&world, seed, n), threads);
+        let (walked, plain) = world.both(&records(&world, seed), &numbers(&world, seed, n), warps * WARP);
         let wrong = (0..plain.len()).find(|&i| walked[i] != plain[i]);
         prop_assert_eq!(wrong, None, "of {:?}", world.tables);
     }
@@ -234,8 +234,13 @@ fn a_chunk_is_written_in_parts_that_are_whole_and_aligned() {
         (6, 8, 16, 2),
         (8, 24, 8, 8),
     ] {
-        let chunk = Chunk::new(7, 32, bytes, to, row_stride);
+        let chunk = Chunk::new(7, 32, 0, bytes, to, row_stride);
         assert_eq!((chunk.entry(), chunk.bytes(), chunk.alignment()), (7, bytes as usize, alignment));
+        assert!(chunk.is_first() && !Chunk::new(7, 32, 16, bytes, to, row_stride).is_first());
+        assert_eq!(
+            Chunk::new(7, 32, 16, bytes, to, row_stride),
+            Chunk { from: 48, to: to + 16, layout: chunk.layout & !(1 << 7), ..chunk }
+        );
     }
     assert_eq!((NOTHING, CHUNK), (crate::store::NOTHING, 16));
 }
