@@ -76,7 +76,7 @@ impl Handler<Sample> for Sampling {
 
 impl Sampling {
     fn help(&self, helper: usize, crew: Arc<Crew>) -> std::io::Result<JoinHandle<()>> {
-        host::thread(self.feed, &format!("{GATHER}{helper}"), move || crew.work())
+        host::thread(self.feed, &format!("{GATHER}{helper}"), move || crew.work(helper))
     }
 
     fn fail(&self, text: String) {

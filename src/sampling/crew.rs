@@ -1,17 +1,18 @@
 //! The threads that fill a batch together.
 //!
-//! Owns the job at hand and the wait for its end. Rows are given out in blocks by a counter; whoever asks for the batch
-//! fills blocks too, so without helpers it does all of it. What it does not do: start threads.
+//! Owns the job at hand and the wait for its end. Each thread has a share of the rows, the same ones of every batch, and
+//! takes blocks of it; whoever is done with its own helps with the others'. Whoever asks for the batch fills rows too, so
+//! without helpers it does all of it. What it does not do: start threads.
 
 use crate::gather::Tables;
 use crate::intake::IntakeGate;
 use crate::select::Selected;
 use crate::store::{Mixed, Scratch, Store, Target};
-use crate::sync::{lock, panic_text};
+use crate::sync::{Padded, Spin, lock, panic_text};
 use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 /// Below this many bytes a batch is filled sooner by one thread than others are woken.
@@ -29,6 +30,8 @@ const BLOCK_OF_PLANNING: usize = 64;
 pub(crate) struct Crew {
     helpers: usize,
     state: Mutex<Work>,
+    /// The number of the last job, for helpers that look out for the next one before they sleep.
+    posted: AtomicU64,
     /// Helpers that wait for a job; the sampling thread that waits for its end.
     called: Condvar,
     done: Condvar,
@@ -61,32 +64,54 @@ struct Job {
     /// Where the table of records is and how many numbers a row of it has, if a device gathers.
     table: Option<(usize, usize)>,
     block: usize,
-    /// The first row that nobody has taken, and rows that are filled.
-    next: AtomicUsize,
+    /// One a thread. Caches still have a thread's rows of the slot from the last time: a thread alone that starts with the
+    /// same ones gains from it.
+    shares: Box<[Padded<Share>]>,
+    /// Rows that are filled.
     filled: AtomicUsize,
     /// What a panic said.
     failed: Mutex<Option<String>>,
 }
 
+/// Rows that one thread fills before it looks at others.
+struct Share {
+    /// The first row that nobody has taken.
+    next: AtomicUsize,
+    end: usize,
+}
+
+impl Share {
+    /// Shares of so many rows.
+    fn of(rows: usize, threads: usize) -> Box<[Padded<Share>]> {
+        let bound = |thread: usize| rows * thread / threads;
+        let share = |thread| Padded(Share { next: AtomicUsize::new(bound(thread)), end: bound(thread + 1) });
+        (0..threads).map(share).collect()
+    }
+
+    fn take(&self, rows: usize) -> Option<Range<usize>> {
+        let start = self.next.fetch_add(rows, Ordering::Relaxed);
+        (start < self.end).then(|| start..self.end.min(start + rows))
+    }
+}
+
 impl Job {
-    /// Fills blocks until none is left; true for whoever filled the last row.
-    fn help(&self, scratch: &mut Scratch) -> bool {
-        let rows = self.items.len();
-        loop {
-            let start = self.next.fetch_add(self.block, Ordering::Relaxed);
-            if start >= rows {
-                return false;
-            }
-            let end = rows.min(start + self.block);
-            // A panic here is a bug of this crate; rows that nobody fills must not be waited for.
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.fill(start..end, scratch))) {
-                lock(&self.failed).get_or_insert(panic_text(panic));
-            }
-            // SYNC: the last one's Acquire sees the rows of all, whose Releases these are.
-            if self.filled.fetch_add(end - start, Ordering::AcqRel) + end - start == rows {
-                return true;
+    /// Fills blocks until none is left, those of the caller's share first; true for whoever filled the last row.
+    fn help(&self, thread: usize, scratch: &mut Scratch) -> bool {
+        let shares = self.shares[thread..].iter().chain(&self.shares[..thread]);
+        for share in shares {
+            while let Some(rows) = share.take(self.block) {
+                let count = rows.len();
+                // A panic here is a bug of this crate; rows that nobody fills must not be waited for.
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.fill(rows, scratch))) {
+                    lock(&self.failed).get_or_insert(panic_text(panic));
+                }
+                // SYNC: the last one's Acquire sees the rows of all, whose Releases these are.
+                if self.filled.fetch_add(count, Ordering::AcqRel) + count == self.items.len() {
+                    return true;
+                }
             }
         }
+        false
     }
 
     fn fill(&self, rows: Range<usize>, scratch: &mut Scratch) {
@@ -141,7 +166,7 @@ impl Crew {
             Some(_) => (rows >= WORTH_HELP_PLANNING, BLOCK_OF_PLANNING),
         };
         let alone = self.helpers == 0 || !worth_help;
-        let block = if alone { rows } else { block };
+        let (block, threads) = if alone { (rows, 1) } else { (block, self.helpers + 1) };
         self.fill_with(
             Job {
                 store: store.clone(),
@@ -152,7 +177,7 @@ impl Crew {
                 first_row: 0,
                 table: tables.map(|tables| (tables.at, tables.stride)),
                 block,
-                next: AtomicUsize::new(0),
+                shares: Share::of(rows, threads),
                 filled: AtomicUsize::new(0),
                 failed: Mutex::default(),
             },
@@ -172,6 +197,7 @@ impl Crew {
     ) {
         let (rows, bytes) = (items.len(), gate.layout.slot_bytes / gate.layout.rows * items.len());
         let alone = self.helpers == 0 || bytes < WORTH_HELP;
+        let (block, threads) = if alone { (rows, 1) } else { ((rows * BLOCK / bytes).max(1), self.helpers + 1) };
         let job = Job {
             store: mixed.store.clone(),
             mixed: Some(mixed.clone()),
@@ -180,8 +206,8 @@ impl Crew {
             slot,
             first_row,
             table: None,
-            block: if alone { rows } else { (rows * BLOCK / bytes).max(1) },
-            next: AtomicUsize::new(0),
+            block,
+            shares: Share::of(rows, threads),
             filled: AtomicUsize::new(0),
             failed: Mutex::default(),
         };
@@ -195,13 +221,16 @@ impl Crew {
             let mut work = lock(&self.state);
             work.job = Some(job.clone());
             work.number += 1;
+            self.posted.store(work.number, Ordering::Relaxed);
             drop(work);
             self.called.notify_all();
         }
-        if !job.help(scratch) && rows > 0 {
+        // Others have a block each at the most: the end is near.
+        let ended = || job.filled.load(Ordering::Acquire) == rows;
+        if !job.help(0, scratch) && rows > 0 && !Spin::default().until(ended) {
             let mut work = lock(&self.state);
             // SYNC: pairs with the AcqRel in `help`; the last helper notifies with the lock taken in between.
-            while job.filled.load(Ordering::Acquire) < rows {
+            while !ended() {
                 work = self.done.wait(work).unwrap_or_else(|poisoned| poisoned.into_inner());
             }
         }
@@ -216,10 +245,12 @@ impl Crew {
         Arc::try_unwrap(job).map_or_else(|_| Vec::with_capacity(rows), |job| job.items)
     }
 
-    /// A helper's life: until the crew is dismissed.
-    pub(crate) fn work(&self) {
-        let (mut scratch, mut seen) = (Scratch::default(), 0);
+    /// The life of a helper, which are counted from 0: until the crew is dismissed.
+    pub(crate) fn work(&self, helper: usize) {
+        let (mut scratch, mut seen, mut spin) = (Scratch::default(), 0, Spin::default());
         loop {
+            // Where batches follow each other closely, the next is there sooner than a sleeping thread would be.
+            spin.until(|| self.posted.load(Ordering::Relaxed) != seen);
             let mut work = lock(&self.state);
             while work.number == seen && !work.dismissed {
                 work = self.called.wait(work).unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -230,7 +261,7 @@ impl Crew {
             seen = work.number;
             let job = work.job.clone();
             drop(work);
-            if job.is_some_and(|job| job.help(&mut scratch)) {
+            if job.is_some_and(|job| job.help(1 + helper, &mut scratch)) {
                 drop(lock(&self.state)); // whoever waits for it has looked, or is parked
                 self.done.notify_one();
             }
@@ -241,5 +272,34 @@ impl Crew {
     pub(crate) fn dismiss(&self) {
         lock(&self.state).dismissed = true;
         self.called.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Whoever comes first, and however large the blocks: no row is left out, and none is given twice.
+        #[test]
+        fn shares_are_every_row_once(rows in 0usize..300, threads in 1usize..20, block in 1usize..70, order: u64) {
+            let shares = Share::of(rows, threads);
+            prop_assert_eq!(shares.len(), threads);
+            let mut draws = crate::select::Draws::new(order, 0);
+            let (mut taken, mut empty) = (vec![0; rows], 0);
+            while empty < 20 * threads {
+                match shares[draws.below(threads as u64) as usize].take(block) {
+                    Some(of) => taken[of].iter_mut().for_each(|times| *times += 1),
+                    None => empty += 1,
+                }
+            }
+            for share in &shares {
+                while let Some(of) = share.take(block) {
+                    taken[of].iter_mut().for_each(|times| *times += 1);
+                }
+            }
+            prop_assert!(taken.iter().all(|&times| times == 1));
+        }
     }
 }
