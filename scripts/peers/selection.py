@@ -4,6 +4,7 @@ The work of `benches/sample.rs`, case `prioritized/1000000`: alpha 0.6, beta 0.4
 ten. cpprb's sampling also gathers the rows, which are as small as it allows: 4 bytes.
 """
 
+import contextlib
 import importlib.metadata
 import random
 import statistics
@@ -18,11 +19,27 @@ def run(clock, quick):
     turns = 100 if quick else 1000
     for name, peer in (("torchrl", torchrl), ("cpprb", cpprb)):
         try:
-            sample, update = peer()
+            with one_thread():
+                sample, update = peer()
+                time_both(name, sample, update, turns)
         except ImportError as error:
             say(peer=name, result="not installed", error=str(error))
-            continue
-        time_both(name, sample, update, turns)
+
+
+@contextlib.contextmanager
+def one_thread():
+    """PyTorch on one thread for a while; the peers that come later have all of them again."""
+    try:
+        import torch
+    except ImportError:
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def priorities(count):
@@ -35,7 +52,6 @@ def torchrl():
     from torchrl.data import LazyTensorStorage
     from torchrl.data.replay_buffers.samplers import PrioritizedSampler
 
-    torch.set_num_threads(1)
     storage = LazyTensorStorage(ITEMS)
     storage.set(range(ITEMS), torch.zeros(ITEMS))
     sampler = PrioritizedSampler(max_capacity=ITEMS, alpha=ALPHA, beta=BETA)
