@@ -13,7 +13,7 @@ use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 
 /// Below this many bytes a batch is filled sooner by one thread than others are woken.
 const WORTH_HELP: usize = 256 << 10;
@@ -26,28 +26,29 @@ const WORTH_HELP_PLANNING: usize = 256;
 const BLOCK_OF_PLANNING: usize = 64;
 
 /// Helpers of one sampling thread, and their job.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Crew {
     helpers: usize,
-    state: Mutex<Work>,
-    /// The number of the last job, for helpers that look out for the next one before they sleep.
+    /// What is to be filled now. Helpers come for it at the same moment, and do not keep each other out.
+    job: RwLock<Option<Arc<Job>>>,
+    /// Jobs so far, counted with the lock of `rest` held: a helper looks at each once.
     posted: AtomicU64,
+    rest: Mutex<Rest>,
     /// Helpers that wait for a job; the sampling thread that waits for its end.
     called: Condvar,
     done: Condvar,
 }
 
 #[derive(Default)]
-struct Work {
-    job: Option<Arc<Job>>,
-    /// Jobs so far: a helper looks at each once.
-    number: u64,
+struct Rest {
+    /// Helpers that sleep, or are about to.
+    sleeping: usize,
     dismissed: bool,
 }
 
-impl fmt::Debug for Work {
+impl fmt::Debug for Crew {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Work").field("number", &self.number).finish_non_exhaustive()
+        f.debug_struct("Crew").field("helpers", &self.helpers).field("posted", &self.posted).finish_non_exhaustive()
     }
 }
 
@@ -218,24 +219,27 @@ impl Crew {
         let rows = job.items.len();
         let job = Arc::new(job);
         if !alone {
-            let mut work = lock(&self.state);
-            work.job = Some(job.clone());
-            work.number += 1;
-            self.posted.store(work.number, Ordering::Relaxed);
-            drop(work);
-            self.called.notify_all();
+            self.post(Some(job.clone()));
+            let rest = lock(&self.rest);
+            // SYNC: the job was posted before: a helper that sees the number finds it.
+            self.posted.fetch_add(1, Ordering::Release);
+            let sleeping = rest.sleeping;
+            drop(rest);
+            if sleeping > 0 {
+                self.called.notify_all();
+            }
         }
         // Others have a block each at the most: the end is near.
         let ended = || job.filled.load(Ordering::Acquire) == rows;
         if !job.help(0, scratch) && rows > 0 && !Spin::default().until(ended) {
-            let mut work = lock(&self.state);
+            let mut rest = lock(&self.rest);
             // SYNC: pairs with the AcqRel in `help`; the last helper notifies with the lock taken in between.
             while !ended() {
-                work = self.done.wait(work).unwrap_or_else(|poisoned| poisoned.into_inner());
+                rest = self.done.wait(rest).unwrap_or_else(PoisonError::into_inner);
             }
         }
         if !alone {
-            lock(&self.state).job = None;
+            self.post(None);
         }
         let failed = lock(&job.failed).take(); // not held while it panics
         if let Some(text) = failed {
@@ -250,27 +254,35 @@ impl Crew {
         let (mut scratch, mut seen, mut spin) = (Scratch::default(), 0, Spin::default());
         loop {
             // Where batches follow each other closely, the next is there sooner than a sleeping thread would be.
-            spin.until(|| self.posted.load(Ordering::Relaxed) != seen);
-            let mut work = lock(&self.state);
-            while work.number == seen && !work.dismissed {
-                work = self.called.wait(work).unwrap_or_else(|poisoned| poisoned.into_inner());
+            let next = || self.posted.load(Ordering::Acquire) != seen;
+            if !spin.until(next) {
+                let mut rest = lock(&self.rest);
+                rest.sleeping += 1;
+                while !next() && !rest.dismissed {
+                    rest = self.called.wait(rest).unwrap_or_else(PoisonError::into_inner);
+                }
+                rest.sleeping -= 1;
+                if rest.dismissed {
+                    return;
+                }
             }
-            if work.dismissed {
-                return;
-            }
-            seen = work.number;
-            let job = work.job.clone();
-            drop(work);
+            seen = self.posted.load(Ordering::Acquire);
+            // It may be a later one than that, or over: then there is nothing to do in it.
+            let job = self.job.read().unwrap_or_else(PoisonError::into_inner).clone();
             if job.is_some_and(|job| job.help(1 + helper, &mut scratch)) {
-                drop(lock(&self.state)); // whoever waits for it has looked, or is parked
+                drop(lock(&self.rest)); // whoever waits for it has looked, or is parked
                 self.done.notify_one();
             }
         }
     }
 
+    fn post(&self, job: Option<Arc<Job>>) {
+        *self.job.write().unwrap_or_else(PoisonError::into_inner) = job;
+    }
+
     /// Ends the helpers.
     pub(crate) fn dismiss(&self) {
-        lock(&self.state).dismissed = true;
+        lock(&self.rest).dismissed = true;
         self.called.notify_all();
     }
 }
