@@ -6,6 +6,7 @@ PEER = "torchrl"
 
 
 def run(clock, quick):
+    import torch
     import torchrl
     from tensordict import TensorDict
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
@@ -27,5 +28,5 @@ def run(clock, quick):
                 workloads.check(batch, batch["index"].reshape(-1).cpu(), leaves)
                 call = lambda: buffer.sample().to(clock.device, non_blocking=True)
                 way = f"uniform, prefetch={prefetch}, pin_memory={pin}"
-                clock.time(PEER, workload, way, call, size * workloads.BATCH, version=torchrl.__version__)
+                clock.time(PEER, workload, way, call, size * workloads.BATCH, threads=torch.get_num_threads(), version=torchrl.__version__)
                 del buffer

@@ -203,6 +203,9 @@ fn table(account: &Account, looks: &[Held], time: Duration) -> bool {
         println!("{what:44} {first:>12} {last:>12} {:>12}", most(looks, of));
         account.check(last <= first + slack, || format!("{what} grew from {first} to {last}"));
     }
+    let parts = looks.chunks(looks.len().div_ceil(12).max(1));
+    let megabytes: Vec<String> = parts.map(|part| format!("{:.0}", most(part, |held| held.rss) as f64 / 1e6)).collect();
+    println!("memory in use, MB, in the course of it: {}", megabytes.join(" "));
     account.check(most(looks, |held| held.rings) == 0, || "a ring outlived its feed".to_owned());
     let (wrongs, texts) = account.wrongs();
     println!("\nafter {:.1} s: {}", time.as_secs_f64(), if wrongs == 0 { "all of it held" } else { "it did not hold" });
