@@ -28,18 +28,18 @@ dependencies() {
     fi
 }
 
-# Nothing that programs use is taken away within a version. The baseline is the newest release, or, before there is a tag,
-# what the changelog's `Unreleased` began with.
+# Nothing that programs use is taken away within a version. The baseline is the newest release; before there is one, the commit
+# that `.cargo/interface-baseline` names. Whoever breaks the interface on purpose says so in the changelog, and names the
+# commit that does it there.
 interface() {
     if ! cargo semver-checks --version >/dev/null 2>&1; then
         skip "the interface: there is no cargo-semver-checks"
         return
     fi
-    local baseline opened
+    local baseline
     baseline=$(git describe --tags --abbrev=0 --match 'v*' 2>/dev/null || true)
     if [[ -z $baseline ]]; then
-        opened=$(git log -S'## Unreleased' --reverse --format=%H -- CHANGELOG.md 2>/dev/null | sed -n 1p)
-        baseline=$(git rev-parse --verify -q "$opened^" || true)
+        baseline=$(git rev-parse --verify -q "$(cat .cargo/interface-baseline)^{commit}" || true)
     fi
     if [[ -z $baseline ]]; then
         skip "the interface: this checkout has no history to compare with"

@@ -133,7 +133,7 @@ impl Batch {
         self.records().map(|record| record.first_step)
     }
 
-    /// Real steps of each row: T, or fewer where an unroll was padded; 1 for single steps.
+    /// Real steps of each row: T, or fewer where an unroll or a sequence was padded; 1 for single steps and transitions.
     pub fn lengths(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
         self.records().map(|record| record.length as usize)
     }

@@ -9,6 +9,7 @@ use common::{SetAtEnd, Watchdog, scratch};
 use data::{Rng, mix};
 use pinring::*;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -244,6 +245,76 @@ fn what_cannot_be_saved_or_loaded_now_says_so() {
     assert_eq!(fifo.save(&path).unwrap_err().kind(), ErrorKind::Misuse);
 }
 
+/// Fails when it is told to, in the middle of a selection.
+#[derive(Debug)]
+struct Failing(Prioritized, Arc<AtomicBool>);
+
+impl Sampler for Failing {
+    fn begin(&mut self, items: u32) -> Result<(), SamplerError> {
+        self.0.begin(items)
+    }
+    fn insert(&mut self, item: u32, priority: Option<f32>) -> Result<(), PriorityError> {
+        self.0.insert(item, priority)
+    }
+    fn remove(&mut self, item: u32) {
+        self.0.remove(item);
+    }
+    fn priority(&self, item: u32) -> Option<f32> {
+        self.0.priority(item)
+    }
+    fn selectable(&self) -> usize {
+        self.0.selectable()
+    }
+    fn select(&mut self, rows: usize, draws: &mut Draws, into: &mut Vec<Selected>) -> Pass {
+        assert!(!self.1.load(Ordering::Relaxed), "a wheel came off");
+        self.0.select(rows, draws, into)
+    }
+}
+
+/// What was stored is not lost with the source, the learner, or an actor: it can be saved until the feed is stopped.
+#[test]
+fn a_store_is_saved_behind_every_end_but_the_stop() {
+    let _watchdog = Watchdog::new("saved behind the end", PATIENCE);
+    let (ids, folder) = (Ids::new(), scratch("behind-the-end"));
+    for (end, kind) in [("source", ErrorKind::Ended), ("learner", ErrorKind::Stopped), ("fault", ErrorKind::Fault)] {
+        let path = folder.join(end);
+        let fails = Arc::new(AtomicBool::new(false));
+        let sampler = Failing(Prioritized::new(1.0, 0.5), fails.clone());
+        let builder = Feed::builder(ids.sample.clone()).batch(20).buffers(1).lanes(2).replay(8, sampler);
+        let feed = builder.pace(Pace::min_size(1).samples_per_insert(20.0, 400.0)).start().unwrap();
+        let (mut writer, learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
+        ids.write(&mut writer, 0..10);
+        drop(learner.next_batch().unwrap());
+        match end {
+            "source" => {
+                drop(writer);
+                while let Ok(batch) = learner.next_batch() {
+                    drop(batch);
+                }
+            }
+            "learner" => drop(learner),
+            _ => {
+                fails.store(true, Ordering::Relaxed);
+                while learner.next_batch().is_ok() {}
+            }
+        }
+        assert_eq!(Error::from(feed.closed().unwrap()).kind(), kind);
+        let saved = feed.save(&path).unwrap();
+        assert_eq!((saved.records, feed.save(&path).unwrap().records), (8, 8));
+        // The record numbers and the priorities are those of the feed that ended.
+        let other = ids.start(8, Prioritized::new(1.0, 0.5));
+        assert_eq!(other.load(&path).unwrap().live, 8);
+        let other_learner = other.learner().unwrap();
+        assert_eq!(ids.live(&other_learner), (2..10).collect::<Vec<_>>());
+        let batch = other_learner.next_batch().unwrap();
+        let items = other.peek(&batch.keys()).unwrap();
+        let of: Vec<_> = batch.slice(ids.column).iter().map(|&id| Some((id + 1) as f32)).collect();
+        assert_eq!(items, of);
+        feed.stop(PATIENCE).unwrap();
+        assert_eq!(feed.save(&path).unwrap_err().kind(), kind, "{end}");
+    }
+}
+
 /// Writers and a learner go on while the store is saved, over and over; each file is a whole store.
 #[test]
 fn a_store_is_saved_while_it_is_written_and_sampled() {
@@ -405,4 +476,35 @@ fn a_file_that_python_wrote_is_loaded() {
             (11, [1.0, 1.0], [1.0, 2.0], 2.0, 0.5),
         ]
     );
+}
+
+/// Arrays of another type or length are refused by the name of their leaf, and no file is written.
+#[test]
+fn the_script_refuses_what_does_not_fit() {
+    let _watchdog = Watchdog::new("python, refused", PATIENCE);
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts");
+    let path = scratch("python-refused").join("data.safetensors");
+    for (change, text) in [
+        ("action=[0, 1.5]", "leaf 'action' cannot be of int64"),
+        ("action=[0]", "leaf 'action' has 1 steps, and leaf 'obs' has 2"),
+        ("obs=array.array('d', [0] * 6)", "leaf 'obs' is an array of 'd', and should be of float32"),
+        ("obs=[[0.0, 0.0]]", "leaf 'obs' has 8 bytes, not values of 8 for each step and one behind the last"),
+        ("end='over'", "its end is 'over', not 'terminated' or 'truncated'"),
+        ("types=dict(obs=('F33', [2], True))", "'F33' is no element type"),
+        ("types=dict(more=('U8', [], False))", "there is no leaf 'more'"),
+    ] {
+        let program = format!(
+            "import array, sys; sys.dont_write_bytecode = True; sys.path.insert(0, sys.argv[1]); import replay_file\n\
+             def write(types={{}}, **other):\n\
+             \x20   leaves = {{'obs': ('F32', [2], True), 'action': ('I64', [], False)}} | types\n\
+             \x20   episode = {{'obs': [[0.0, 0.0]] * 3, 'action': [0, 1], 'end': 'truncated'}} | other\n\
+             \x20   replay_file.write(sys.argv[2], leaves, [episode])\n\
+             write()\nimport os; os.remove(sys.argv[2])\nwrite({change})"
+        );
+        let ran = std::process::Command::new("python3").args(["-c", &program]).arg(&scripts).arg(&path).output();
+        let Ok(ran) = ran else { return eprintln!("skipped: there is no python3") };
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert!(!ran.status.success() && said.contains("ValueError: ") && said.contains(text), "{change}: {said}");
+        assert!(!path.exists(), "{change}");
+    }
 }

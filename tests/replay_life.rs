@@ -191,13 +191,14 @@ alone! {
 
 /// What a sampler of a user's own must not do.
 #[derive(Debug)]
-struct Bad(u32);
+struct Bad(u32, Option<u32>);
 
 impl Sampler for Bad {
     fn begin(&mut self, _items: u32) -> Result<(), SamplerError> {
         Ok(())
     }
-    fn insert(&mut self, _item: u32, _priority: Option<f32>) -> Result<(), PriorityError> {
+    fn insert(&mut self, item: u32, _priority: Option<f32>) -> Result<(), PriorityError> {
+        self.1 = Some(item);
         Ok(())
     }
     fn remove(&mut self, _item: u32) {}
@@ -206,16 +207,27 @@ impl Sampler for Bad {
     }
     fn select(&mut self, _rows: usize, _draws: &mut Draws, into: &mut Vec<Selected>) -> Pass {
         assert!(self.0 != 7, "a wheel came off");
-        into.push(Selected { item: self.0, probability: 1.0, weight: 1.0 });
+        let known = self.1.unwrap_or(0);
+        into.push(match self.0 {
+            3 => Selected { item: known, probability: 1.0, weight: f32::NAN },
+            4 => Selected { item: known, probability: 0.0, weight: 1.0 },
+            item => Selected { item, probability: 1.0, weight: 1.0 },
+        });
         Pass::GoesOn
     }
 }
 
 alone! {
     fn a_sampler_that_breaks_its_word_stops_the_feed_by_name() {
-        for (item, text) in [(60, "selected item 60, which is not among"), (u32::MAX, "not among"), (7, "a wheel came off")] {
+        for (item, text) in [
+            (60, "selected item 60, which is not among"),
+            (u32::MAX, "not among"),
+            (7, "a wheel came off"),
+            (3, "with probability 1 and weight NaN"),
+            (4, "with probability 0 and weight 1"),
+        ] {
             let pairs = Pairs::new();
-            let feed = pairs.builder().replay(64, Bad(item)).start().unwrap();
+            let feed = pairs.builder().replay(64, Bad(item, None)).start().unwrap();
             let (mut writer, learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
             let _ = pairs.write(&mut writer, 0..10); // the fault may come before the last step
             let NextError::Closed(Closed::Fault(fault)) = learner.next_batch().unwrap_err() else { panic!("no fault") };

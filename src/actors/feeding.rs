@@ -59,6 +59,8 @@ pub(crate) struct FeedingPlan {
     pub(crate) download_bytes: usize,
     /// Room for priorities that come back.
     pub(crate) updates: Option<RingPlan>,
+    /// Whether memory is asked for without a look at what seems to be left.
+    pub(crate) ignore_budget: bool,
     pub(crate) search: CudaSearch,
     pub(crate) pinned: bool,
     /// Its place in the rounds, if batches are dealt by those.
@@ -143,7 +145,8 @@ impl Feeding {
         let (mut downloads, mut finished) = (None, None);
         if plan.download_bytes > 0 {
             let slot_bytes = plan.download_bytes.next_multiple_of(SLOT_ALIGN);
-            let (ring, watch) = (RingPlan { slot_bytes, slots: 2, beside: 0 }, PinWatch::new(None));
+            let (ignore_budget, watch) = (plan.ignore_budget, PinWatch::new(None));
+            let ring = RingPlan { ignore_budget, ..RingPlan::new(slot_bytes, 2) };
             let host = match plan.pinned {
                 true => Ring::pinned(&ring, &plan.search, || device.pci_address(), &watch)?,
                 false => Ring::unpinned(&ring, &watch)?,

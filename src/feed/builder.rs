@@ -119,6 +119,7 @@ pub struct FeedBuilder {
     pub(super) lag: Option<(Arc<Versions>, u64)>,
     seed: Option<u64>,
     pub(super) pinning: Pinning,
+    pub(super) ignore_budget: bool,
     cuda: CudaSearch,
     on_progress: Option<PinCallback>,
     episodes: usize,
@@ -160,6 +161,7 @@ impl Feed {
             lag: None,
             seed: None,
             pinning: Pinning::Off,
+            ignore_budget: false,
             cuda: CudaSearch::new(),
             on_progress: None,
             episodes: 4096,
@@ -251,6 +253,13 @@ impl FeedBuilder {
     /// Whether the ring is page-locked. Default: off.
     pub fn pinning(mut self, pinning: Pinning) -> Self {
         self.pinning = pinning;
+        self
+    }
+
+    /// Does not refuse a ring that is larger than the memory that seems to be left. For hosts whose memory grows as it is used
+    /// (some virtual machines report a fraction of it at first); elsewhere it trades an error for a kill.
+    pub fn ignore_memory_budget(mut self) -> Self {
+        self.ignore_budget = true;
         self
     }
 
@@ -371,8 +380,9 @@ impl FeedBuilder {
         let footprint = self.footprint()?; // overflow is found here, before anything runs
         let layout = Arc::new(self.layout()?);
         let slots = footprint.ring_bytes / layout.slot_bytes;
-        let plan = RingPlan { slot_bytes: layout.slot_bytes, slots, beside: footprint.ordinary_bytes };
-        check_memory(footprint.ring_bytes, plan.beside.saturating_add(self.sampler_bytes(&layout)?))?;
+        let (beside, ignore_budget) = (footprint.ordinary_bytes, self.ignore_budget);
+        let plan = RingPlan { slot_bytes: layout.slot_bytes, slots, beside, ignore_budget };
+        check_memory(&plan, self.sampler_bytes(&layout)?)?;
         let seed = system_seed(self.seed)?;
         let buffers = self.buffers;
         let gather_threads = self.gather_threads.unwrap_or_else(replay::gather_threads);
@@ -413,6 +423,7 @@ impl FeedBuilder {
             prefetch: self.prefetch,
             download_bytes: self.download_bytes,
             updates: updates.clone(),
+            ignore_budget,
             search: self.cuda.clone(),
             pinned,
             seat: seats.get(index).cloned(),

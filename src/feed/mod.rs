@@ -307,8 +307,12 @@ impl Feed {
     /// file takes its name when it is whole. A writer that catches up waits for a chunk at a time. Batches that were
     /// selected and not taken are not saved, nor are priorities that are still on their way from a device.
     ///
+    /// What is stored can be saved as long as the feed was neither stopped nor dropped: also behind the end of its source, behind
+    /// the last learner, and behind a fault.
+    ///
     /// # Errors
-    /// [`CheckpointError`](crate::CheckpointError), as the kind [`ErrorKind::File`] or [`ErrorKind::Misuse`].
+    /// [`CheckpointError`](crate::CheckpointError), as the kind [`ErrorKind::File`] or [`ErrorKind::Misuse`]; [`Closed`] behind a
+    /// stop.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<Saved> {
         Ok(self.store("save")?.save(path.as_ref())?)
     }
@@ -323,6 +327,11 @@ impl Feed {
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded> {
         let writers = || self.gate.lanes.taken();
         Ok(self.store("load")?.load(path.as_ref(), &writers, &|| self.discard_waiting())?)
+    }
+
+    /// Its gates are closed: nothing is saved any more.
+    fn let_go_of_store(&self) {
+        self.gate.store.iter().for_each(|store| store.let_go());
     }
 
     fn store(&self, verb: &str) -> Result<&Steps> {
@@ -393,6 +402,7 @@ impl Feed {
             });
             threads_given_up.extend(thread.join_by(Some(by + ANSWER_GRACE)).err());
         }
+        self.let_go_of_store();
         let left = self.gate.left();
         let report = StopReport {
             partial_rows: left.partial_rows,
@@ -416,6 +426,7 @@ impl Drop for Feed {
         if host::on_own_thread() {
             // Cannot join itself: closes the gates, and leaves the actors to end on their own.
             self.gate.close(Closed::Stopped);
+            self.let_go_of_store();
             if let Some(supervisor) = lock(&self.supervisor).take() {
                 let (answer, _) = crossbeam_channel::bounded(1);
                 supervisor.address.do_send(Stop { deadline: Instant::now() + DROP_DEADLINE, answer });

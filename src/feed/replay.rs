@@ -200,7 +200,10 @@ impl FeedBuilder {
         }
         let slot_bytes = self.batch.checked_mul(size_of::<f32>()).and_then(|b| b.checked_next_multiple_of(SLOT_ALIGN));
         let slots = self.buffers.checked_add(self.prefetch).and_then(|slots| slots.checked_add(1));
-        let room = slot_bytes.zip(slots).map(|(slot_bytes, slots)| RingPlan { slot_bytes, slots, beside: 0 });
+        let room = slot_bytes.zip(slots).map(|(slot_bytes, slots)| RingPlan {
+            ignore_budget: self.ignore_budget,
+            ..RingPlan::new(slot_bytes, slots)
+        });
         let fits = |room: &RingPlan| {
             let all = room.slot_bytes.checked_mul(room.slots).and_then(|bytes| bytes.checked_mul(self.devices.len()));
             all.is_some_and(|bytes| isize::try_from(bytes).is_ok())

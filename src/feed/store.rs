@@ -73,6 +73,7 @@ pub struct StoreBuilder {
     sampler: Box<dyn Sampler>,
     lanes: usize,
     seed: Option<u64>,
+    ignore_budget: bool,
 }
 
 impl StoreBuilder {
@@ -85,6 +86,12 @@ impl StoreBuilder {
     /// The seed behind what is drawn, and behind [`Writer::seed`]. Default: a new one from the operating system.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// As [`FeedBuilder::ignore_memory_budget`](crate::FeedBuilder::ignore_memory_budget).
+    pub fn ignore_memory_budget(mut self) -> Self {
+        self.ignore_budget = true;
         self
     }
 
@@ -106,8 +113,9 @@ impl StoreBuilder {
     /// ([`ErrorKind::Memory`]).
     pub fn build(self) -> Result<Store> {
         let (layout, size) = self.plan()?;
-        let ring = RingPlan { slot_bytes: size.bytes()?, slots: 1, beside: self.bytes_beside(&layout, &size)? };
-        check_memory(ring.slot_bytes, ring.beside.saturating_add(self.sampler.bytes(size.steps())))?;
+        let (beside, ignore_budget) = (self.bytes_beside(&layout, &size)?, self.ignore_budget);
+        let ring = RingPlan { slot_bytes: size.bytes()?, slots: 1, beside, ignore_budget };
+        check_memory(&ring, self.sampler.bytes(size.steps()))?;
         let seed = system_seed(self.seed)?;
         let from = |error| Error::from_source(ErrorKind::Config, error);
         let times = self.sampler.most_times();
@@ -173,7 +181,7 @@ impl Store {
     /// Settings of a store of the last `capacity` steps, of which `sampler` chooses what a feed mixes in. The sample is one
     /// that a replay feed has: [`Sample::transition`] or [`Sample::sequence`], declared as that of the feed.
     pub fn builder(sample: Sample, capacity: usize, sampler: impl Sampler + 'static) -> StoreBuilder {
-        StoreBuilder { sample, capacity, sampler: Box::new(sampler), lanes: 1, seed: None }
+        StoreBuilder { sample, capacity, sampler: Box::new(sampler), lanes: 1, seed: None, ignore_budget: false }
     }
 
     /// A writer for the next `lanes` free lanes; lanes of writers that are gone are given out again, lowest first. It waits

@@ -38,10 +38,10 @@ impl PinnedBlock {
         find: impl FnOnce() -> Result<Cuda, CudaFindError>,
     ) -> Result<PinnedBlock, RingError> {
         let slot_bytes = Self::rounded(bytes).ok_or(RingError::Overflow { slots: 1, slot_bytes: bytes })?;
-        let plan = RingPlan { slot_bytes, slots: 1, beside: 0 };
+        let plan = RingPlan { ignore_budget, ..RingPlan::new(slot_bytes, 1) };
         let bytes = plan.bytes()?;
-        let conditions = Conditions { ignore_budget, prefault_threads: block_threads(), ..Conditions::here() };
-        check_budget(bytes, plan.beside, &conditions)?;
+        let conditions = Conditions { prefault_threads: block_threads(), ..Conditions::here() };
+        check_budget(bytes, &plan, &conditions)?;
 
         let (watch, mut times) = (PinWatch::new(None), PinTimes::default());
         let _running = watch.begin(bytes);

@@ -34,9 +34,16 @@ pub(crate) struct RingPlan {
     pub(crate) slots: usize,
     /// Ordinary memory that whoever asks takes beside the ring: it counts against the budget.
     pub(crate) beside: usize,
+    /// Whether a ring larger than its budget is tried all the same.
+    pub(crate) ignore_budget: bool,
 }
 
 impl RingPlan {
+    /// Slots with nothing beside them.
+    pub(crate) fn new(slot_bytes: usize, slots: usize) -> RingPlan {
+        RingPlan { slot_bytes, slots, beside: 0, ignore_budget: false }
+    }
+
     /// Length of the ring in bytes, if there can be such a ring.
     pub(super) fn bytes(&self) -> Result<usize, RingError> {
         let RingPlan { slot_bytes, slots, .. } = *self;
@@ -59,8 +66,6 @@ pub(crate) struct Conditions {
     pub(crate) host: HostFiles,
     /// Threads that have the pages faulted in.
     pub(crate) prefault_threads: usize,
-    /// Whether a ring larger than its budget is tried all the same.
-    pub(crate) ignore_budget: bool,
     /// About what one registration takes.
     pub(crate) piece_bytes: usize,
     /// The NUMA node that the ring is to lie on, if it matters.
@@ -73,7 +78,6 @@ impl Conditions {
         Conditions {
             host: HostFiles::system(),
             prefault_threads: default_threads(),
-            ignore_budget: false,
             piece_bytes: PIECE_BYTES,
             node: None,
         }
@@ -125,7 +129,7 @@ impl Ring {
     ) -> Result<Ring, RingError> {
         let bytes = plan.bytes()?;
         let _running = watch.begin(bytes);
-        check_budget(bytes, plan.beside, conditions)?;
+        check_budget(bytes, plan, conditions)?;
         let mut times = PinTimes::default();
         let (held, _) = map(conditions, plan, bytes, None, watch, &mut times)?;
         watch.enter(PinPhase::Done)?;
@@ -142,7 +146,7 @@ impl Ring {
     ) -> Result<Ring, RingError> {
         let bytes = plan.bytes()?;
         let _running = watch.begin(bytes);
-        check_budget(bytes, plan.beside, conditions)?;
+        check_budget(bytes, plan, conditions)?;
 
         let mut times = PinTimes::default();
         watch.enter(PinPhase::FindingCuda)?;
@@ -258,12 +262,12 @@ fn warn_if_far(nodes: Option<&[NodeBytes]>, device_node: Option<u32>) {
 }
 
 /// Refuses a ring that this process has no memory for. Nothing has been allocated.
-pub(super) fn check_budget(bytes: usize, beside: usize, conditions: &Conditions) -> Result<(), RingError> {
-    if conditions.ignore_budget {
+pub(super) fn check_budget(bytes: usize, plan: &RingPlan, conditions: &Conditions) -> Result<(), RingError> {
+    if plan.ignore_budget {
         return Ok(());
     }
     let budget = conditions.host.budget();
-    let (asked, beside) = (bytes as u64, beside as u64);
+    let (asked, beside) = (bytes as u64, plan.beside as u64);
     match budget.tightest().cloned() {
         Some(tightest) if tightest.headroom < asked.saturating_add(beside) => {
             Err(RingError::from(Box::new(BudgetRefusal { asked, beside, tightest, limits: budget.limits })))
@@ -272,10 +276,11 @@ pub(super) fn check_budget(bytes: usize, beside: usize, conditions: &Conditions)
     }
 }
 
-/// Refuses a ring that this process has no memory for, with what is to be allocated beside it, before any of it is: what is
-/// allocated beside cannot fail in a way that says why.
-pub(crate) fn check_memory(bytes: usize, beside: usize) -> Result<(), RingError> {
-    check_budget(bytes, beside, &Conditions::here())?;
+/// Refuses a ring that this process has no memory for, with what is to be allocated beside it and `more`, before any of it
+/// is: what is allocated beside cannot fail in a way that says why.
+pub(crate) fn check_memory(plan: &RingPlan, more: usize) -> Result<(), RingError> {
+    let (bytes, beside) = (plan.bytes()?, plan.beside.saturating_add(more));
+    check_budget(bytes, &RingPlan { beside, ..plan.clone() }, &Conditions::here())?;
     let all = bytes.saturating_add(beside);
     let mut probe = Vec::<u8>::new(); // of addresses alone: no page of it is touched
     let source = std::io::ErrorKind::OutOfMemory;

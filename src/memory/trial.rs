@@ -39,7 +39,6 @@ pub struct PinTrial {
     plan: RingPlan,
     search: CudaSearch,
     prefault_threads: Option<NonZeroUsize>,
-    ignore_budget: bool,
     callback: Option<Callback>,
 }
 
@@ -50,10 +49,9 @@ impl PinTrial {
     /// A trial with a ring of `slots` slots of `slot_bytes` bytes, a multiple of 4,096.
     pub fn new(slot_bytes: usize, slots: usize) -> PinTrial {
         PinTrial {
-            plan: RingPlan { slot_bytes, slots, beside: 0 },
+            plan: RingPlan::new(slot_bytes, slots),
             search: CudaSearch::new(),
             prefault_threads: None,
-            ignore_budget: false,
             callback: None,
         }
     }
@@ -73,7 +71,7 @@ impl PinTrial {
     /// Does not refuse a ring that is larger than the memory that seems to be left. For hosts whose memory grows as
     /// it is used (some virtual machines report a fraction of it at first); elsewhere it trades an error for a kill.
     pub fn ignore_memory_budget(mut self) -> PinTrial {
-        self.ignore_budget = true;
+        self.plan.ignore_budget = true;
         self
     }
 
@@ -117,7 +115,6 @@ impl PinTrial {
         if let Some(threads) = self.prefault_threads {
             conditions.prefault_threads = threads.get();
         }
-        conditions.ignore_budget = self.ignore_budget;
         conditions
     }
 
@@ -136,7 +133,6 @@ impl fmt::Debug for PinTrial {
             .field("plan", &self.plan)
             .field("search", &self.search)
             .field("prefault_threads", &self.prefault_threads)
-            .field("ignore_budget", &self.ignore_budget)
             .finish_non_exhaustive()
     }
 }

@@ -139,8 +139,8 @@ pub trait Sampler: fmt::Debug + Send {
         true
     }
 
-    /// How many different items may be selected now. No batch is asked for while there are fewer than its rows, except
-    /// when the last writer is gone.
+    /// How many different items may be selected now. No batch is asked for while there are fewer than it has rows, or, where a
+    /// [`Pace`] is given, fewer than its `min_size`; when the last writer is gone, one is enough.
     fn selectable(&self) -> usize;
 
     /// Pushes up to `rows` selected items. Fewer make a short batch. None at all is a refusal: the sampler is asked

@@ -68,7 +68,7 @@ struct State {
     pacer: Pacer,
     /// Steps that ended an episode and whose final observations are still to come: their commit is under way.
     finals_due: usize,
-    /// Keeps the mapping while records can be touched; given up at the close.
+    /// Keeps the mapping while records can be touched; given up when the feed is stopped or dropped.
     ring: Option<Arc<Ring>>,
     closed: Option<Closed>,
     /// Nobody writes any more.
@@ -130,14 +130,16 @@ impl Store {
         }
     }
 
-    /// Closes both sides; whoever waits hears why. The first reason stays.
+    /// Closes both sides; whoever waits hears why. The first reason stays. What is stored can still be saved until `let_go`.
     pub(crate) fn close(&self, reason: Closed) {
-        let mut state = lock(&self.state);
-        state.closed.get_or_insert(reason);
-        let ring = state.ring.take();
-        drop(state);
+        lock(&self.state).closed.get_or_insert(reason);
         self.for_writers.notify_all();
         self.for_sampling.notify_all();
+    }
+
+    /// Gives up the memory, once it is closed.
+    pub(crate) fn let_go(&self) {
+        let ring = lock(&self.state).ring.take();
         drop(ring); // perhaps the last share: unmapping takes long
     }
 

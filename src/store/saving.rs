@@ -11,6 +11,7 @@ use super::{State, Store};
 use crate::element::DType;
 use crate::error::{Closed, Error, ErrorKind};
 use crate::memory::Ring;
+use crate::select::Sampler;
 use crate::sync::lock;
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
@@ -132,6 +133,9 @@ impl Store {
         let draft = draft(path);
         let written = self.write(&draft, snapshot).and_then(|saved| {
             std::fs::rename(&draft, path).map_err(|error| failed("rename to", path, &error))?;
+            // Its name is to be on the disk too. Not every file system lets a folder be opened for that.
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let _ = File::open(folder).and_then(|folder| folder.sync_all());
             Ok(saved)
         });
         drop(reading);
@@ -145,12 +149,12 @@ impl Store {
     fn begin_save(&self) -> Result<(Snapshot, Reading<'_>), CheckpointError> {
         let mut selector = lock(&self.selector);
         let mut state = lock(&self.state);
-        if let Some(closed) = &state.closed {
-            return Err(closed.clone().into());
-        }
-        let Some(ring) = state.ring.clone().filter(|_| !state.saving && !state.loading) else {
-            return Err(CheckpointError::Busy);
+        let Some(ring) = state.ring.clone() else {
+            return Err(state.closed.clone().map_or(CheckpointError::Busy, CheckpointError::from));
         };
+        if state.saving || state.loading {
+            return Err(CheckpointError::Busy);
+        }
         let changes = state.take_changes();
         let spans = state.book.begin_save();
         (state.saving, state.longest_save_wait) = (true, Duration::ZERO);
@@ -158,13 +162,17 @@ impl Store {
         let lane_steps = (0..lanes).map(|lane| state.book.steps(lane)).collect();
         drop(state);
         let reading = Reading { store: self, spans: spans.clone() };
-        selector.apply(&changes); // now it knows what was live then, and nothing later
+        // Now the sampler knows what was live then, and nothing later. One that panicked before has nothing to say: whoever
+        // loads the file tells another of all items anew.
+        selector.apply_if_whole(&changes);
+        let sampler = selector.whole();
         let records: Vec<u32> = spans
             .iter()
             .flat_map(|span| (span.from..span.to).map(|place| self.records.first(span.chunk) + place))
             .collect();
-        let priorities = records.iter().map(|&record| selector.sampler.priority(record).unwrap_or(f32::NAN)).collect();
-        let (sampler, draws) = (selector.sampler.save(), selector.draws.state());
+        let priority = |record| sampler.and_then(|sampler| sampler.priority(record)).unwrap_or(f32::NAN);
+        let priorities = records.iter().map(|&record| priority(record)).collect();
+        let (sampler, draws) = (sampler.map_or_else(Vec::new, Sampler::save), selector.draws.state());
         drop(selector);
         // SAFETY: published when the save began, and their chunks are not used again before they were read (invariant 3).
         let metas = records.iter().map(|&record| unsafe { self.records.meta(record) }).collect();

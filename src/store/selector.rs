@@ -54,6 +54,11 @@ impl Selector {
         }
     }
 
+    /// The sampler, unless it panicked.
+    pub(super) fn whole(&self) -> Option<&dyn Sampler> {
+        (!self.broken).then_some(&*self.sampler)
+    }
+
     fn tell(&mut self, changes: &[Change]) {
         for change in changes {
             if let Change::Update { record, priority } = *change {
@@ -110,15 +115,17 @@ impl Selector {
     /// Chooses up to `rows` items.
     ///
     /// # Panics
-    /// If the sampler chooses more, or what is no item now, or panicked before.
+    /// If the sampler chooses more, or what is no item now, or with a probability or a weight that is none, or panicked before.
     pub(crate) fn select(&mut self, rows: usize, chosen: &mut Vec<Selected>) -> Pass {
         assert!(!self.broken, "the sampler panicked before: it does not know any more what may be selected");
         chosen.clear();
         let pass = self.sampler.select(rows, &mut self.draws, chosen);
         assert!(chosen.len() <= rows, "the sampler selected {} items, but was asked for {rows}", chosen.len());
-        for Selected { item, .. } in chosen.iter() {
+        for Selected { item, probability, weight } in chosen.iter() {
             let known = self.present.get(*item as usize / 64).is_some_and(|bits| bits >> (item % 64) & 1 == 1);
             assert!(known, "the sampler selected item {item}, which is not among those that may be selected now");
+            let right = probability.is_finite() && *probability > 0.0 && weight.is_finite() && *weight >= 0.0;
+            assert!(right, "the sampler selected item {item} with probability {probability} and weight {weight}");
         }
         pass
     }

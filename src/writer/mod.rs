@@ -223,7 +223,8 @@ impl Writer {
     }
 
     /// A seed for the `lane`-th of this writer's lanes: a function of the feed's seed and the lane's number alone, so
-    /// that environments get the same one whatever the threads.
+    /// that environments get the same one whatever the threads. A writer that takes such a lane later, or a second run with the
+    /// same seed, gets the same again: mix in a count of your own where an environment must not repeat its episodes.
     ///
     /// # Panics
     /// If the writer has no such lane.

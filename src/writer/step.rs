@@ -358,7 +358,7 @@ impl StepMut<'_> {
 /// The final observation of a lane whose episode ends with the open step: what the environment showed last, which is
 /// no step of its own. Kept by unrolls with [`within_episode(true)`](crate::Sample::within_episode), where it stands
 /// behind the last real step, and by replay stores, whose samples bootstrap from it; without it those bytes are zero, and a
-/// store refuses a truncation.
+/// store of whose samples a column reads it refuses a truncation. A sample that keeps none (`within_episode(false)`, say) refuses `put`.
 ///
 /// ```
 /// # use pinring::*;

@@ -116,7 +116,7 @@ fn conditions(piece_bytes: usize) -> Conditions {
 }
 
 fn plan(slot_bytes: usize, slots: usize) -> RingPlan {
-    RingPlan { slot_bytes, slots, beside: 0 }
+    RingPlan::new(slot_bytes, slots)
 }
 
 /// A ring of `slots` slots of 1 MiB, in pieces of at most `at_once` slots.

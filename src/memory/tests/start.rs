@@ -14,6 +14,7 @@ use super::{
     MIB, alone, assert_nothing_is_left, baseline, code, conditions, pin, pin_watched, plan, resident_ring_bytes,
     ring_ranges, watch,
 };
+use crate::memory::ring::RingPlan;
 
 #[cfg(target_os = "linux")]
 alone! {
@@ -169,8 +170,8 @@ alone! {
 
         // At the limit it fits, and a user who knows better may say so.
         drop(Ring::unpinned_under(&conditions, &plan(MIB, 64), &PinWatch::new(None)).unwrap());
-        conditions.ignore_budget = true;
-        drop(Ring::unpinned_under(&conditions, &plan(MIB, 65), &PinWatch::new(None)).unwrap());
+        let plan = RingPlan { ignore_budget: true, ..plan(MIB, 65) };
+        drop(Ring::unpinned_under(&conditions, &plan, &PinWatch::new(None)).unwrap());
         assert_nothing_is_left(&before);
     }
 }
