@@ -113,6 +113,27 @@ alone! {
 }
 
 alone! {
+    /// The allocator can ask the devices that it uses, and no other one.
+    fn a_stream_of_another_device_is_waited_for_once_something_was_allocated_there() {
+        let (fake, allocator) = fake_with("other-device", 2);
+        fake.set_device(1);
+        let stream = fake.user_stream(NON_BLOCKING);
+        fake.set_device(0);
+        let blocks = [(); 2].map(|()| allocator.allocate(PageLocked, 4096, 0).unwrap());
+        let error = free(&allocator, blocks[0], stream).unwrap_err();
+        assert!(matches!(error, FreeError::Unordered { bytes: 4096, .. }), "{error}");
+        assert_eq!(allocator.statistics(None).page_locked.quarantined_bytes, 4096);
+        let there = allocator.allocate(Device, 4096, 1).unwrap();
+        free(&allocator, blocks[1], stream).unwrap();
+        free(&allocator, there, stream).unwrap();
+        assert_eq!(release(&fake, &allocator), 0);
+        let statistics = allocator.statistics(None);
+        assert_eq!((statistics.page_locked.held_bytes(), statistics.device.held_bytes()), (4096, 0));
+        assert_eq!(fake.hazards(), Hazards::default());
+    }
+}
+
+alone! {
     /// Another thread's capture of the stream begins and ends while the event of a free is recorded there: the event is the
     /// graph's, which neither look at the stream has shown. The memory is the graph's too, and not lost.
     fn a_capture_that_begins_and_ends_within_a_free_takes_the_memory_for_its_graph() {
