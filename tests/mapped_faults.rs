@@ -171,7 +171,12 @@ alone! {
                 assert_eq!(release(&fake, &allocator), 0, "{what}");
                 let statistics = allocator.statistics(None);
                 assert_eq!((statistics.page_locked.live, statistics.device.live), (0, 0), "{what}");
-                // What could not be ordered is kept and counted, and nothing else is held.
+                // What could not be ordered is kept and counted, and nothing else is held. By 1 an event is said to be a graph's.
+                let captured = statistics.page_locked.captured_bytes + statistics.device.captured_bytes;
+                assert!(captured == 0 || (code, hit.as_str()) == (1, "cuEventQuery"), "{what}");
+                // SAFETY: there was no capture.
+                assert_eq!(unsafe { allocator.release_captured() }, captured, "{what}");
+                let statistics = allocator.statistics(None);
                 let held = statistics.page_locked.held_bytes() + statistics.device.held_bytes();
                 let quarantined = statistics.page_locked.quarantined_bytes + statistics.device.quarantined_bytes;
                 assert_eq!(held, quarantined, "{what}");

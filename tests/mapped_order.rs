@@ -10,7 +10,7 @@ mod life;
 mod mapped;
 
 use common::fake::Hazards;
-use life::alone;
+use life::{alone, until};
 use mapped::{MIB, NON_BLOCKING, PATIENCE, assert_nothing_is_left, fake, fake_with, free, release};
 use pinring::FreeError;
 use pinring::MemoryKind::{Device, PageLocked};
@@ -108,6 +108,58 @@ alone! {
         }
         assert_eq!(fake.hazards(), Hazards::default());
         fake.free_user_memory(target);
+        assert_nothing_is_left(&fake, &allocator);
+    }
+}
+
+alone! {
+    /// The allocator can ask the devices that it uses, and no other one.
+    fn a_stream_of_another_device_is_waited_for_once_something_was_allocated_there() {
+        let (fake, allocator) = fake_with("other-device", 2);
+        fake.set_device(1);
+        let stream = fake.user_stream(NON_BLOCKING);
+        fake.set_device(0);
+        let blocks = [(); 2].map(|()| allocator.allocate(PageLocked, 4096, 0).unwrap());
+        let error = free(&allocator, blocks[0], stream).unwrap_err();
+        assert!(matches!(error, FreeError::Unordered { bytes: 4096, .. }), "{error}");
+        assert_eq!(allocator.statistics(None).page_locked.quarantined_bytes, 4096);
+        let there = allocator.allocate(Device, 4096, 1).unwrap();
+        free(&allocator, blocks[1], stream).unwrap();
+        free(&allocator, there, stream).unwrap();
+        assert_eq!(release(&fake, &allocator), 0);
+        let statistics = allocator.statistics(None);
+        assert_eq!((statistics.page_locked.held_bytes(), statistics.device.held_bytes()), (4096, 0));
+        assert_eq!(fake.hazards(), Hazards::default());
+    }
+}
+
+alone! {
+    /// Another thread's capture of the stream begins and ends while the event of a free is recorded there: the event is the
+    /// graph's, which neither look at the stream has shown. The memory is the graph's too, and not lost.
+    fn a_capture_that_begins_and_ends_within_a_free_takes_the_memory_for_its_graph() {
+        let (fake, allocator) = fake("captured-between");
+        let stream = fake.user_stream(NON_BLOCKING);
+        for kind in [PageLocked, Device] {
+            let block = allocator.allocate(kind, 4096, 0).unwrap();
+            let before = fake.call_count();
+            let recording = || fake.calls_from(before).into_iter().find(|call| call.function == "cuEventRecord");
+            // Each call takes effect at its end.
+            fake.sleep("cuEventRecord", 300);
+            fake.sleep("cuStreamIsCapturing", 300);
+            std::thread::scope(|scope| {
+                scope.spawn(|| free(&allocator, block, stream).unwrap());
+                until("the event is being recorded", || recording().is_some());
+                fake.begin_capture(stream, 1);
+                until("it is recorded", || recording().is_some_and(|call| call.code.is_some()));
+                assert!(fake.end_capture(stream));
+            });
+            fake.clear_faults();
+            allocator.release_cached(PATIENCE);
+            let statistics = allocator.statistics(None);
+            assert_eq!(statistics.page_locked.quarantined_bytes + statistics.device.quarantined_bytes, 0, "{kind:?}");
+            // SAFETY: the fake keeps no graphs.
+            unsafe { allocator.release_captured() };
+        }
         assert_nothing_is_left(&fake, &allocator);
     }
 }

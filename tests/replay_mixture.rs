@@ -289,6 +289,36 @@ fn own_steps_without_a_priority_above_0_leave_their_rows_to_the_other() {
     (0..5).for_each(|_| assert_eq!(next(&kind, &learner), ROWS / 2));
 }
 
+/// A sampler that uses items up gives its whole part of a batch or none, from the first step on: each step once, no batch short.
+#[test]
+fn an_own_sampler_that_uses_items_up_waits_for_its_part() {
+    let _watchdog = Watchdog::new("whole parts", Duration::from_secs(60));
+    for (pace, part, demonstrations) in [(None, 4, 51), (None, 8, 0), (Some(Pace::min_size(1)), 4, 51)] {
+        let (demo_kind, kind) = (Kind::new(), Kind::new());
+        let demos = demo_kind.store();
+        let mut demo_writer = demos.writer(1).unwrap();
+        demo_kind.write(&mut demo_writer, DEMOS..DEMOS + demonstrations);
+        let builder = kind.builder().replay(100, MaxTimes::new(Fifo::new(), 1)).mix(&demos, 0.5);
+        let feed = if let Some(pace) = pace { builder.pace(pace) } else { builder }.start().unwrap();
+        let (learner, mut writer) = (feed.learner().unwrap(), feed.writer(1).unwrap());
+        let (mut own, mut written) = (Vec::new(), 0);
+        while own.len() < 40 {
+            if written < 41 {
+                kind.write(&mut writer, written..written + 1);
+                written += 1;
+            }
+            // Some were selected before the step.
+            for _ in 0..4 {
+                let Ok(Some(batch)) = learner.next_timeout(Duration::from_millis(10)) else { break };
+                let of_batch = ROWS - kind.check(&batch);
+                assert!([0, part].contains(&of_batch), "{of_batch} own rows of {written} steps, {pace:?}");
+                own.extend_from_slice(&batch.slice(kind.now)[..of_batch]);
+            }
+        }
+        assert!(own.into_iter().eq(0..40), "{pace:?}");
+    }
+}
+
 /// What a second sampler that uses items up has left is less than its part: the feed's own rows make the batch whole.
 #[test]
 fn a_batch_is_whole_where_the_second_store_runs_out() {

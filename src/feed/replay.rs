@@ -91,7 +91,8 @@ impl FeedBuilder {
     /// How many rows are sampled for each step that is written, and from how many samples on. Only with
     /// [`replay`](FeedBuilder::replay). Default: both sides go as fast as they can, the learner from as many samples on as a
     /// batch has rows (or as the store is sure to hold, if that is less). A pace's min size counts samples too, and stands
-    /// instead of that: with less than a batch, rows are drawn several times.
+    /// instead of that: with less than a batch, rows are drawn several times. A sampler that uses samples up waits for a batch
+    /// of them all the same.
     pub fn pace(mut self, pace: Pace) -> Self {
         self.pace = Some(pace);
         self
@@ -101,7 +102,8 @@ impl FeedBuilder {
     /// demonstrations, say. They are the last rows of a batch, chosen by that store's sampler; this feed's pace counts all
     /// rows. While this feed's own store is empty, or its sampler has none to offer, all rows are the second one's, if this
     /// feed's pace allows; what the second one has too few for is this one's. Without a pace sampling begins with the first
-    /// sample of either. A batch with such rows is put together on the host. The feed keeps the store's memory; several feeds
+    /// sample of either; of a sampler that uses samples up, with its part of a batch. A batch is short where both together have too
+    /// few for it. A batch with such rows is put together on the host. The feed keeps the store's memory; several feeds
     /// may mix in the same one.
     ///
     /// ```

@@ -92,7 +92,7 @@ impl World {
         Ok(World { layout, plan, record_bytes: records.bytes, tables })
     }
 
-    /// The batch by the walk, and by plain copies.
+    /// The batch by the walk, and by plain copies. No byte is written twice: a device has no order of its threads.
     fn both(&self, records: &[u8], numbers: &[u32], threads: u32) -> (Vec<u8>, Vec<u8>) {
         let chunks = self.tables.chunks.iter().flat_map(|c| [c.from, c.layout, c.to, c.row_stride]);
         let batch = vec![UNTOUCHED; self.layout.slot_bytes];
@@ -107,12 +107,21 @@ impl World {
             (1u64..).zip(&contents).map(|(place, content)| Memory::new(place << 40, content)).collect();
         let [store, batch_at, table, chunks, powers] = [1, 2, 3, 4, 5].map(|place| place << 40);
         let launch = Launch { store, batch: batch_at, table, chunks, powers, ..self.tables.launch() };
+        let mut written = vec![0u32; batch.len()];
         {
-            let memories = std::cell::RefCell::new(&mut memories);
-            let at = |address, bytes| memories.borrow_mut().iter_mut().find_map(|m| m.find(address, bytes));
+            let memories = std::cell::RefCell::new((&mut memories, &mut written));
+            let at = |address: u64, bytes: usize| {
+                let (memories, written) = &mut *memories.borrow_mut();
+                if let Some(from) = address.checked_sub(batch_at).filter(|from| *from < written.len() as u64) {
+                    written.iter_mut().skip(from as usize).take(bytes).for_each(|times| *times += 1);
+                }
+                memories.iter_mut().find_map(|m| m.find(address, bytes))
+            };
             // SAFETY: `at` gives bytes of the memories alone.
             assert!(unsafe { emulate(&launch, threads, &at) }, "out of bounds, or not aligned");
         }
+        let twice = written.iter().position(|&times| times > 1);
+        assert_eq!(twice, None, "written more than once, of {:?}", self.tables);
         (memories[1].content().to_vec(), self.plainly(batch, records, numbers))
     }
 

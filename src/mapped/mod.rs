@@ -152,7 +152,8 @@ impl MappedAllocator {
     /// # Errors
     ///
     /// [`FreeError::Unknown`], and nothing is freed: the address is no allocation's first byte.
-    /// [`FreeError::Unordered`]: the driver refused to say when the stream has done with it, and it is kept.
+    /// [`FreeError::Unordered`]: the driver refused to say when the stream has done with it, and it is kept. So it is for a stream
+    /// of a device that nothing was allocated for.
     ///
     /// # Safety
     ///

@@ -120,6 +120,9 @@ impl Waiting {
     pub(super) fn poll(mut self, busy: &mut Busy) -> Ordered {
         let ordinal = self.backing.device().ordinal();
         let is_gone = |error: &CudaError| error.code() == code::CONTEXT_IS_DESTROYED;
+        // So a query is answered of an event that a capture has taken, while that goes on and behind its end.
+        let captured = [code::CAPTURED_EVENT, code::INVALID_VALUE];
+        let is_captured = |error: &CudaError| error.operation() == "cuEventQuery" && captured.contains(&error.code());
         while let Some(last) = self.behind.last_mut() {
             match last {
                 Behind::Recorded { stream, .. } if busy.contains(&(ordinal, *stream)) => return Ordered::Waiting(self),
@@ -128,6 +131,12 @@ impl Waiting {
                     Ok(false) => {
                         busy.push((ordinal, *stream));
                         return Ordered::Waiting(self);
+                    }
+                    // A capture that began and ended while the event was recorded; perhaps so in several of its streams.
+                    Err(error) if is_captured(&error) => {
+                        let taken = |event: &Event| event.device().query(event).is_err_and(|error| is_captured(&error));
+                        self.behind.retain(|one| !matches!(one, Behind::Recorded { event, .. } if taken(event)));
+                        return Ordered::Captured(self);
                     }
                     // Another device's work is gone with its context; ours takes the memory along.
                     Err(error) if is_gone(&error) && !event.device().is(self.backing.device()) => {

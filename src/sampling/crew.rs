@@ -103,7 +103,12 @@ impl Job {
             while let Some(rows) = share.take(self.block) {
                 let count = rows.len();
                 // A panic here is a bug of this crate; rows that nobody fills must not be waited for.
-                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.fill(rows, scratch))) {
+                let fill = || {
+                    #[cfg(test)]
+                    crate::sync::points::here(if thread == 0 { "sampling: fills" } else { "gather: fills" });
+                    self.fill(rows, scratch);
+                };
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(fill)) {
                     lock(&self.failed).get_or_insert(panic_text(panic));
                 }
                 // SYNC: the last one's Acquire sees the rows of all, whose Releases these are.

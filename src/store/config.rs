@@ -37,6 +37,7 @@ pub(crate) struct StoreConfig {
     pub(crate) selector: Selector,
     pub(crate) pacer: Pacer,
     pub(crate) least_items: usize,
+    pub(crate) sure_items: usize,
 }
 
 impl StoreConfig {
@@ -51,8 +52,9 @@ impl StoreConfig {
         let mut record_layout = RecordLayout::new(&layout.leaves)?;
         record_layout.place_cells(size.chunk, size.chunks);
         let plan = Plan::new(layout, &record_layout);
-        let least_items = if paced { 1 } else { layout.rows.min(size.sure_items()) };
-        Ok(StoreConfig { size, plan, record_layout, selector, pacer, least_items })
+        let sure_items = size.sure_items();
+        let least_items = if paced { 1 } else { layout.rows.min(sure_items) };
+        Ok(StoreConfig { size, plan, record_layout, selector, pacer, least_items, sure_items })
     }
 }
 

@@ -57,6 +57,8 @@ pub(crate) struct Store {
     for_sampling: Condvar,
     /// So many items there must be before a batch is asked for, while somebody writes.
     least_items: usize,
+    /// So many items there are once the store is full, whatever is written.
+    sure_items: usize,
     /// Whether the sampler has any use for new priorities.
     pub(crate) has_priorities: bool,
     stale_keys: AtomicU64,
@@ -98,7 +100,7 @@ impl State {
 impl Store {
     /// A store in the ring's memory from slot `first_slot` on.
     pub(crate) fn new(config: StoreConfig, layout: Arc<Layout>, ring: Arc<Ring>, first_slot: usize) -> Store {
-        let StoreConfig { size, plan, record_layout, selector, pacer, least_items } = config;
+        let StoreConfig { size, plan, record_layout, selector, pacer, least_items, sure_items } = config;
         let records = Records::new(record_layout, ring.slot(first_slot), size.chunk, size.chunks);
         let book = Book::new(plan.rules, size.capacity, size.chunk, size.chunks, size.lanes);
         let state = State {
@@ -126,6 +128,7 @@ impl Store {
             for_writers: Condvar::new(),
             for_sampling: Condvar::new(),
             least_items,
+            sure_items,
             stale_keys: AtomicU64::new(0),
         }
     }

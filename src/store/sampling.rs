@@ -98,7 +98,7 @@ impl Store {
             let Some(ring) = state.ring.clone().filter(|_| may) else { continue };
             let (issued, clears, ended) = (state.book.issue(), state.clears, state.ended);
             let gather = OpenGather::new(self.clone(), issued, ring);
-            let (rows, whole) = (wanted.rows, wanted.rows.min(state.book.items()));
+            let (rows, whole) = (wanted.rows, wanted.rows.min(state.book.items().max(self.sure_items)));
             let nothing = rows == 0 || (wanted.spare && state.book.items() < self.least(&state));
             let changes = state.take_changes();
             state.pacer.reserve(self.layout.rows as u64);
@@ -111,7 +111,7 @@ impl Store {
             selector.apply(&changes);
             let mut pass = Pass::GoesOn;
             items.clear();
-            // A sampler that uses items up waits until it has a whole batch of them.
+            // A sampler that uses items up waits until it has a whole batch of them, or all that there may ever be at once.
             let uses_up = selector.sampler.most_times().is_some() && !ended;
             if !nothing && (!uses_up || selector.sampler.selectable() >= whole) {
                 pass = selector.select(rows, &mut items);

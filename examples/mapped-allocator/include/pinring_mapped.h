@@ -37,7 +37,8 @@ void pinned_free(void *ptr, ssize_t size, int device, pinring_stream stream);
 void *pinned_pool_malloc(ssize_t size, int device, pinring_stream stream);
 void pinned_pool_free(void *ptr, ssize_t size, int device, pinring_stream stream);
 
-/* `stream` uses the allocation that `ptr` lies in too: its free is ordered behind that stream as well. */
+/* `stream`, of a device that something was allocated for, uses the allocation that `ptr` lies in too: its free is ordered
+ * behind that stream as well. */
 void pinned_record_stream(void *ptr, pinring_stream stream);
 
 /* ---- mode -------------------------------------------------------------------------------------------------------- */

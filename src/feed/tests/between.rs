@@ -5,7 +5,7 @@ use super::waits::{learner_on, on_devices};
 use super::*;
 use crate::select::Pace;
 use crate::sync::points;
-use crate::{Gather, Uniform};
+use crate::{Column, Gather, Uniform};
 use std::sync::mpsc;
 
 /// Longer than anything here takes: whoever waits so long was forgotten.
@@ -295,5 +295,72 @@ alone! {
         let report = feed.stop(PATIENCE).unwrap();
         running.join().unwrap();
         assert_eq!((report.threads_given_up, report.quarantined_slots), (vec![], 0));
+    }
+}
+
+/// Batches that are worth helpers, of a store whose steps hold their numbers; and the feed's learner.
+fn helped(fake: &Fake) -> (Feed, Writer, Learner, Column<f32>) {
+    const ROWS: usize = 1 << 16;
+    let mut step = Step::new();
+    let leaf = step.observation::<f32>("x", &[]);
+    let mut sample = Sample::transition(step, 1, 0.9);
+    let column = sample.at(leaf, 0);
+    let builder = pinned(sample, fake).lanes(1).replay(64, Uniform::new()).batch(ROWS).gather_threads(4);
+    let feed = builder.pace(Pace::min_size(1)).start().unwrap();
+    let (mut writer, learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
+    for value in 0..8 {
+        let mut step = writer.step().unwrap();
+        step.put(leaf, &[value as f32]).unwrap();
+        step.commit().unwrap();
+    }
+    (feed, writer, learner, column)
+}
+
+alone! {
+    /// A helper has taken rows and is late with them: the batch is handed over when it has filled them, and not before.
+    fn rows_that_a_helper_is_late_with_are_waited_for() {
+        let fake = fake();
+        let (feed, writer, learner, column) = helped(&fake);
+        let take = || {
+            let Some(batch) = learner.next_timeout(Duration::from_millis(10)).unwrap() else { return };
+            assert!(batch.slice(column).iter().zip(batch.first_steps()).all(|(value, step)| *value == step as f32));
+        };
+        for _ in 0..10 {
+            let (arrived, go_on) = hold_at("gather: fills");
+            until("a helper has rows", || {
+                take();
+                arrived.try_recv().is_ok()
+            });
+            let made = feed.metrics().batches;
+            let_them_wait();
+            assert_eq!(feed.metrics().batches, made, "one is in the making");
+            go_on.send(()).unwrap();
+            until("it is handed over", || feed.metrics().batches > made);
+        }
+        take();
+        drop((writer, learner));
+        let report = feed.stop(PATIENCE).unwrap();
+        assert_eq!((report.fault, report.threads_given_up), (None, vec![]));
+    }
+}
+
+alone! {
+    /// Whoever fills rows and panics is told of by the sampling thread; nobody waits for the rows, and no helper is left.
+    fn a_panic_over_rows_is_the_sampling_threads_own_whoever_fills_them() {
+        let fake = fake();
+        for point in ["sampling: fills", "gather: fills"] {
+            let (feed, writer, learner, _) = helped(&fake);
+            points::crash(point, TEXT);
+            let error = std::iter::from_fn(|| Some(learner.next_timeout(LONG))).find_map(Result::err).unwrap();
+            let words = format!("a row could not be filled: it panicked: {TEXT}");
+            assert!(error.to_string().contains("the sampling actor failed"), "{point}: {error}");
+            assert!(error.to_string().contains(&words), "{point}: {error}");
+            drop((writer, learner));
+            let report = feed.stop(PATIENCE).unwrap();
+            assert!(report.fault.is_some_and(|fault| fault.text.contains(&words)));
+            assert_eq!(report.threads_given_up, [""; 0], "{point}");
+            drop(feed);
+            until("no helper is left", || feed_threads().is_empty());
+        }
     }
 }
