@@ -10,7 +10,7 @@
 
 mod error;
 mod handles;
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 mod load;
 mod table;
 
@@ -80,9 +80,9 @@ impl Device {
     /// [`DeviceError`]: no driver, no such device, or the call that failed. Nothing is retained then.
     #[doc(alias = "cuDevicePrimaryCtxRetain")]
     pub(crate) fn attach(search: &CudaSearch, ordinal: i32) -> Result<Device, DeviceError> {
-        #[cfg(unix)]
+        #[cfg(target_os = "linux")]
         return Device::from_table(load::driver(search.driver_library(), ordinal)?, ordinal);
-        #[cfg(not(unix))]
+        #[cfg(not(target_os = "linux"))]
         {
             let _ = search;
             Err(DeviceError::Unsupported { ordinal })

@@ -91,7 +91,7 @@ fn parse(line: &[u8]) -> Option<Line<'_>> {
     Some(Line { range: hex(start)?..hex(end)?, file: (device, inode), path })
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
