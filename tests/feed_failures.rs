@@ -424,6 +424,8 @@ fn numbers_beyond_all_bounds_are_errors_and_no_panics() {
                 let all = footprint.ring_bytes as u64 + footprint.ordinary_bytes as u64;
                 assert!(all > 1 << (usize::BITS / 2 + 8), "{shown}: {footprint:?}")
             }
+            // With 32-bit addresses a column alone can be too large.
+            Err(error) if cfg!(target_pointer_width = "32") && error.kind() == ErrorKind::Schema => {}
             Err(error) => assert_eq!(error.kind(), ErrorKind::Config, "{shown}: {error}"),
         }
         let _ = builder.page_locked_bytes();
