@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn sizes_that_overflow_are_refused() {
         let mut step = Step::new();
-        step.observation::<u8>("obs", &[1 << 40]);
+        step.observation::<u8>("obs", &[1 << (usize::BITS - 24)]);
         let sample = Sample::unroll(step, 1 << 20);
         assert!(matches!(Layout::new(&sample, 1 << 10), Err(SchemaError::Overflow { .. })));
         let mut step = Step::new();

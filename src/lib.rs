@@ -76,6 +76,11 @@
 //! their shape, feeding a GPU, the mapped allocator, errors, memory, how CUDA is found, what is checked and measured, and why.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// Elsewhere many of the tests are left out, and what only they use is not.
+#![cfg_attr(all(test, not(target_os = "linux")), allow(dead_code, unused_imports))]
+
+#[cfg(not(target_has_atomic = "64"))]
+compile_error!("pinring counts in 64-bit atomics, which this target does not have");
 
 /// The examples of the pages, compiled and run.
 #[cfg(doctest)]

@@ -38,7 +38,7 @@ fn lanes_are_given_out_lowest_first_and_bounded() {
 fn numbers_that_make_no_sense_are_refused() {
     let (sample, obs, column) = sample();
     let feed = Feed::builder(sample).batch(1).start().unwrap();
-    for lanes in [usize::MAX, usize::MAX / 2, u32::MAX as usize + 1] {
+    for lanes in [usize::MAX, usize::MAX / 2, (u32::MAX as usize).saturating_add(1)] {
         let error = feed.writer(lanes).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.to_string().contains(&format!("a writer of {lanes} lanes")), "{error}");

@@ -331,6 +331,7 @@ alone! {
     }
 }
 
+#[cfg(target_pointer_width = "64")] // with fewer bits it is beyond the addresses first
 alone! {
     fn a_ring_beyond_the_memory_of_this_machine_is_refused_before_cuda_is_looked_for() {
         let fake = life::fake("budget");
@@ -345,6 +346,7 @@ alone! {
     }
 }
 
+#[cfg(target_pointer_width = "64")] // likewise
 alone! {
     fn what_the_host_notes_of_each_row_counts_against_the_budget_too() {
         // One byte a row in the ring, and 32 in the notes: 3 GiB and 96 GiB.
@@ -412,15 +414,18 @@ fn numbers_beyond_all_bounds_are_errors_and_no_panics() {
         build().lockstep(MAX).batch(MAX),
         build().lockstep(HALF).batch(HALF).buffers(HALF),
         build().episodes(MAX),
-        build().episodes(1 << 40),
+        build().episodes(1 << 30),
     ];
     for builder in builders {
         let shown = format!("{builder:?}");
         match builder.footprint() {
             // As a figure it is fine; to be had it is not.
             Ok(footprint) => {
-                assert!(footprint.ring_bytes + footprint.ordinary_bytes > 1 << 40, "{shown}: {footprint:?}")
+                let all = footprint.ring_bytes as u64 + footprint.ordinary_bytes as u64;
+                assert!(all > 1 << (usize::BITS / 2 + 8), "{shown}: {footprint:?}")
             }
+            // With 32-bit addresses a column alone can be too large.
+            Err(error) if cfg!(target_pointer_width = "32") && error.kind() == ErrorKind::Schema => {}
             Err(error) => assert_eq!(error.kind(), ErrorKind::Config, "{shown}: {error}"),
         }
         let _ = builder.page_locked_bytes();

@@ -39,9 +39,12 @@ fn more_batches_ahead_than_can_be_counted_are_refused() {
     let obs = step.observation::<u8>("obs", &[]);
     let mut sample = Sample::transition(step, 1, 0.5);
     sample.at(obs, 0);
-    let feed = Feed::builder(sample).batch(1).lanes(1).replay(8, Uniform::new()).device(0).prefetch(usize::MAX);
-    let error = feed.start_in_background().expect_err("too many");
-    assert!(error.to_string().contains("`prefetch("), "{error}");
+    // The second is a count; there is no such device.
+    for ahead in [usize::MAX, u32::MAX as usize] {
+        let feed = Feed::builder(sample.clone()).batch(1).lanes(1).replay(8, Uniform::new()).device(0).prefetch(ahead);
+        let error = feed.cuda(CudaSearch::new().driver("/no/such/driver")).start().expect_err("too many");
+        assert!(ahead == u32::MAX as usize || error.to_string().contains("`prefetch("), "{error}");
+    }
 }
 
 /// The longest sequence that may be declared, and the widest window: laid out in a time that follows their length.

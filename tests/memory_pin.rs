@@ -1,6 +1,6 @@
 //! Pinning as a user meets it, through a loaded library (the fake CUDA runtime): what reaches CUDA, in which order, and
 //! what is left when it fails.
-#![cfg(unix)]
+#![cfg(target_os = "linux")]
 
 mod common;
 

@@ -10,11 +10,12 @@
 
 mod error;
 mod handles;
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 mod load;
 mod table;
 
-#[cfg(all(test, target_os = "linux"))]
+// Devices have 64-bit addresses, which the tests take for their own.
+#[cfg(all(test, target_os = "linux", target_pointer_width = "64"))]
 mod tests;
 
 pub use error::DeviceError;
@@ -80,9 +81,9 @@ impl Device {
     /// [`DeviceError`]: no driver, no such device, or the call that failed. Nothing is retained then.
     #[doc(alias = "cuDevicePrimaryCtxRetain")]
     pub(crate) fn attach(search: &CudaSearch, ordinal: i32) -> Result<Device, DeviceError> {
-        #[cfg(unix)]
+        #[cfg(target_os = "linux")]
         return Device::from_table(load::driver(search.driver_library(), ordinal)?, ordinal);
-        #[cfg(not(unix))]
+        #[cfg(not(target_os = "linux"))]
         {
             let _ = search;
             Err(DeviceError::Unsupported { ordinal })
@@ -122,7 +123,7 @@ impl Device {
     }
 
     /// The name that the driver has for it.
-    #[cfg_attr(not(test), allow(dead_code))] // for tests
+    #[allow(dead_code)] // for tests
     pub(crate) fn name(&self) -> String {
         self.0.name.clone()
     }

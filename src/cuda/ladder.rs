@@ -310,7 +310,6 @@ fn open_file(path: &Path) -> Result<Library, Outcome> {
 /// Finds the loader's handle of an image that is mapped, without loading anything: by its path as the process knows
 /// it, else by the sonames that such a file has. A path may lead to another file by now: where the image was replaced
 /// on disk, and for a soname always, the function found must lie in the mapped image.
-#[cfg(target_os = "linux")]
 fn reuse(name: &RuntimeName, image: &Image) -> Result<Library, Outcome> {
     use std::ffi::c_void;
     use std::ptr::NonNull;
@@ -333,10 +332,4 @@ fn reuse(name: &RuntimeName, image: &Image) -> Result<Library, Outcome> {
         true => format!("loaded runtime was replaced on disk: {path}; restart the process to use the new one"),
         false => "it is mapped, and the loader has no such library open".into(),
     }))
-}
-
-/// Elsewhere there is no maps file and no image, so this is not reached.
-#[cfg(not(target_os = "linux"))]
-fn reuse(_: &RuntimeName, image: &Image) -> Result<Library, Outcome> {
-    open_file(&image.path)
 }

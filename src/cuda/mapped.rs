@@ -91,20 +91,20 @@ fn parse(line: &[u8]) -> Option<Line<'_>> {
     Some(Line { range: hex(start)?..hex(end)?, file: (device, inode), path })
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
     const MAPS: &str = "\
-7f3000000000-7f3000020000 r-xp 00000000 08:01 131 /opt/a b/libcudart.so.12
-7f2000000000-7f2000010000 r--p 00000000 08:01 977 /venv/nvidia/cu13/lib/libcudart.so.13 (deleted)
-7f2000010000-7f2000090000 r-xp 00010000 08:01 977 /venv/nvidia/cu13/lib/libcudart.so.13 (deleted)
-7f1000000000-7f1000010000 r-xp 00000000 08:01 978                        /venv/nvidia/cu13/lib/libcudart.so.13
-7f1000010000-7f1000020000 rw-p 00000000 00:00 0
-7f0f00000000-7f0f00010000 r-xp 00000000 08:01 979 /venv/torchvision.libs/libcudart.faf08d9a.so.13
-7f0e00000000-7f0e00010000 r--s 00000000 08:01 980 /opt/libcudart.so.13.backup
-7f0d00000000-7f0d00010000 r-xp 00000000 08:01 981 /usr/lib/libc.so.6
-7ffc00000000-7ffc00010000 rw-p 00000000 00:00 0                          [stack]
+30000000-30020000 r-xp 00000000 08:01 131 /opt/a b/libcudart.so.12
+20000000-20010000 r--p 00000000 08:01 977 /venv/nvidia/cu13/lib/libcudart.so.13 (deleted)
+20010000-20090000 r-xp 00010000 08:01 977 /venv/nvidia/cu13/lib/libcudart.so.13 (deleted)
+10000000-10010000 r-xp 00000000 08:01 978                        /venv/nvidia/cu13/lib/libcudart.so.13
+10010000-10020000 rw-p 00000000 00:00 0
+0f000000-0f010000 r-xp 00000000 08:01 979 /venv/torchvision.libs/libcudart.faf08d9a.so.13
+0e000000-0e010000 r--s 00000000 08:01 980 /opt/libcudart.so.13.backup
+0d000000-0d010000 r-xp 00000000 08:01 981 /usr/lib/libc.so.6
+fc000000-fc010000 rw-p 00000000 00:00 0                          [stack]
 not a line/of maps
 ";
 
@@ -123,7 +123,7 @@ not a line/of maps
                 ("/opt/libcudart.so.13.backup", false, 1),
             ]
         );
-        assert!(found[1].1.holds(0x7f2000010000) && !found[1].1.holds(0x7f2000090000));
+        assert!(found[1].1.holds(0x20010000) && !found[1].1.holds(0x20090000));
         assert!(matches!(found[4].0, Name::LookAlike(_)));
     }
 

@@ -8,16 +8,19 @@
 //! same copy of the runtime, which is never closed. It does not own registrations (the ring does), selects no
 //! device, and knows no streams, events or copies.
 
+// Elsewhere nothing is found, so nothing is called.
+#![cfg_attr(not(target_os = "linux"), allow(dead_code))]
+
 pub(crate) mod device;
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 mod driver;
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 mod ladder;
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 mod mapped;
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 mod names;
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 mod places;
 pub(crate) mod table;
 pub(crate) mod types;
@@ -70,9 +73,9 @@ impl Cuda {
         if let Some(cuda) = kept(&FOUND.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(cuda);
         }
-        #[cfg(unix)]
+        #[cfg(target_os = "linux")]
         let cuda = ladder::climb(search)?;
-        #[cfg(not(unix))]
+        #[cfg(not(target_os = "linux"))]
         let cuda: Cuda = Err(CudaFindError::Unsupported)?;
         let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have finished the same search meanwhile: then its handle is the one.
@@ -252,7 +255,7 @@ impl fmt::Display for CudaReport {
 /// # Errors
 ///
 /// [`CudaFindError`]: no library could be loaded, or none could initialise CUDA, with every candidate and its reason.
-/// On platforms other than Unix always [`CudaFindError::Unsupported`]. It does not panic.
+/// On systems other than Linux always [`CudaFindError::Unsupported`]. It does not panic.
 ///
 /// ```
 /// use pinring::{CudaSearch, probe_cuda};

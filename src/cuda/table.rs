@@ -13,7 +13,6 @@ const RELAXED: c_uint = 2;
 #[derive(Clone, Copy, Debug)]
 #[allow(non_snake_case)]
 pub(crate) struct PinTable {
-    #[cfg_attr(not(unix), allow(dead_code))]
     pub(crate) cudaFree: unsafe extern "C" fn(*mut c_void) -> c_int,
     pub(crate) cudaHostRegister: unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int,
     pub(crate) cudaHostUnregister: unsafe extern "C" fn(*mut c_void) -> c_int,
@@ -30,7 +29,7 @@ pub(crate) struct PinTable {
 }
 
 /// A function that a library lacks, and what the loader said.
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 #[derive(Debug)]
 pub(crate) struct MissingSymbol {
     pub(crate) symbol: &'static str,
@@ -38,17 +37,17 @@ pub(crate) struct MissingSymbol {
 }
 
 /// Fills a struct of function pointers from a library: each field by the symbol of its name.
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 macro_rules! table_from_symbols {
     ($table:ident, $library:expr, { $($symbol:ident),* $(,)? }) => {
         $table { $($symbol: crate::cuda::table::symbol($library, stringify!($symbol))?),* }
     };
 }
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 pub(super) use table_from_symbols;
 
 /// Looks up one function. `F` must be a function pointer of the symbol's C signature, or a pointer for its address.
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 pub(super) fn symbol<F: Copy>(
     library: &libloading::os::unix::Library,
     symbol: &'static str,
@@ -62,7 +61,7 @@ pub(super) fn symbol<F: Copy>(
 }
 
 /// The innermost source of an error: there libloading keeps the loader's words.
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 pub(super) fn full_text(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(source) => full_text(source),
@@ -72,7 +71,7 @@ pub(super) fn full_text(error: &dyn std::error::Error) -> String {
 
 impl PinTable {
     /// The table of a loaded CUDA runtime.
-    #[cfg(unix)]
+    #[cfg(target_os = "linux")]
     pub(super) fn from_symbols(library: &libloading::os::unix::Library) -> Result<PinTable, MissingSymbol> {
         Ok(table_from_symbols!(PinTable, library, {
             cudaFree,

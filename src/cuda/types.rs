@@ -187,7 +187,7 @@ impl fmt::Display for Rung {
 ///
 /// ```
 /// # use pinring::{CudaSearch, Outcome, probe_cuda};
-/// # if cfg!(unix) {
+/// # if cfg!(target_os = "linux") {
 /// let error = probe_cuda(&CudaSearch::new().library_only("/no/such/libcudart.so.13")).unwrap_err();
 /// assert!(matches!(error.candidates()[0].outcome(), Outcome::NotLoaded(reason) if reason.contains("/no/such")));
 /// # }
@@ -235,7 +235,7 @@ impl fmt::Display for Outcome {
 ///     Ok(report) => report.candidates().to_vec(),
 ///     Err(error) => error.candidates().to_vec(),
 /// };
-/// # if cfg!(unix) {
+/// # if cfg!(target_os = "linux") {
 /// assert_eq!(record[0].rung(), Rung::ExplicitPath);
 /// assert!(record[0].to_string().starts_with("/no/such/libcudart.so.13 [explicit path]: "));
 /// # }
@@ -248,8 +248,6 @@ pub struct Candidate {
     outcome: Outcome,
 }
 
-// Only a search makes them.
-#[cfg_attr(not(unix), allow(dead_code))]
 impl Candidate {
     pub(crate) fn new(path: impl Into<PathBuf>, rung: Rung, outcome: Outcome) -> Candidate {
         Candidate { path: Some(path.into()), rung, note: None, outcome }
@@ -361,7 +359,6 @@ impl CudaSearch {
     }
 
     /// The driver to open.
-    #[cfg_attr(not(unix), allow(dead_code))]
     pub(super) fn driver_library(&self) -> &Path {
         self.driver.as_deref().unwrap_or(Path::new(DRIVER))
     }
@@ -399,7 +396,7 @@ pub enum CudaFindError {
         /// Everything that was looked at, in order.
         candidates: Vec<Candidate>,
     },
-    /// This platform has no search.
+    /// This system is not Linux, and so has no search.
     Unsupported,
 }
 
@@ -423,7 +420,7 @@ impl fmt::Display for CudaFindError {
             ),
             CudaFindError::Unsupported => write!(
                 f,
-                "CUDA can be searched for and loaded on Unix only, and this is {}; run without pinning",
+                "CUDA can be searched for and loaded on Linux only, and this is {}; run without pinning",
                 std::env::consts::OS
             ),
         }

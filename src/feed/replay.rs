@@ -238,7 +238,7 @@ impl FeedBuilder {
         let setting = Setting {
             capacity: size.most_items() as u64,
             batch: self.batch as u64,
-            ahead: (self.buffers + self.devices.len() * self.prefetch) as u64,
+            ahead: self.buffers as u64 + self.devices.len() as u64 * self.prefetch as u64,
             lanes: size.lanes as u64,
             times,
             stride: size.stride(),

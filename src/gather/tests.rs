@@ -35,7 +35,7 @@ impl Memory {
 
     /// The host's address of bytes that are wholly in here.
     fn find(&mut self, address: u64, bytes: usize) -> Option<*mut u8> {
-        let from = address.checked_sub(self.at)? as usize;
+        let from = usize::try_from(address.checked_sub(self.at)?).ok()?;
         (from + bytes <= self.len).then(|| self.bytes[self.skip + from..].as_mut_ptr())
     }
 }

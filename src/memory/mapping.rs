@@ -68,6 +68,8 @@ impl Mapping {
         let too_long = || io::Error::other("the length does not fit the address space");
         let bytes = bytes.checked_next_multiple_of(page).ok_or_else(too_long)?;
         let reserved = bytes.checked_add(HUGE_PAGE_BYTES + 2 * page).ok_or_else(too_long)?;
+        // Offsets into it are made by pointers, which go no further; where addresses have 32 bits the kernel has more.
+        isize::try_from(reserved).map_err(|_| too_long())?;
         let outer = os::reserve(reserved)?;
 
         // One page of fence, then up to the next huge page.
@@ -253,8 +255,9 @@ mod tests {
 
     #[test]
     fn a_length_beyond_the_address_space_is_an_error() {
-        for bytes in [usize::MAX, usize::MAX - (4 << 20), usize::MAX / 2] {
-            Mapping::new(bytes).unwrap_err();
+        for bytes in [usize::MAX, usize::MAX - (4 << 20), usize::MAX / 2, usize::MAX / 2 - HUGE_PAGE_BYTES] {
+            let error = Mapping::new(bytes).unwrap_err();
+            assert!(error.to_string().contains("does not fit the address space"), "{bytes}: {error}");
         }
     }
 

@@ -29,6 +29,7 @@
 //! ([`library`] says where the build put it).
 #![allow(dead_code)]
 
+use super::build_dir;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CStr, CString, c_char};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -53,17 +54,6 @@ const SOURCES: [(&str, &str); 12] = [
 ];
 /// The soname that the compiler writes; every copy gets its own file name in this place, as real runtimes have it.
 const SONAME: &str = "libpinring_fake_soname_placeholder.so";
-
-/// The folder for what the tests build and write.
-pub fn build_dir() -> PathBuf {
-    static DIR: OnceLock<PathBuf> = OnceLock::new();
-    DIR.get_or_init(|| {
-        let wanted = option_env!("CARGO_TARGET_TMPDIR").map(PathBuf::from);
-        let usable = wanted.filter(|dir| std::fs::create_dir_all(dir).is_ok());
-        usable.unwrap_or_else(std::env::temp_dir).join("pinring-fake-cuda")
-    })
-    .clone()
-}
 
 /// The compiled fake, before it is copied. Built at the first call of a process unless its file is there already.
 pub fn library() -> &'static Path {

@@ -2,6 +2,7 @@
 //! kernel sees them, and the smallest feed there is.
 #![allow(dead_code, unused_macros, unused_imports)]
 
+#[cfg(target_os = "linux")]
 use super::common::fake::Fake;
 use pinring::{Batch, Column, CudaSearch, Feed, FeedBuilder, Leaf, Pinning, Sample, Step, Writer};
 use std::ops::Range;
@@ -98,6 +99,7 @@ pub fn assert_nothing_is_left() {
 }
 
 /// And nothing with CUDA.
+#[cfg(target_os = "linux")]
 pub fn assert_nothing_is_left_with(fake: &Fake) {
     assert_eq!(fake.live_registrations(), []);
     assert_eq!(fake.peek_last_error(), 0, "this thread's last error");
@@ -127,6 +129,7 @@ impl Small {
     }
 
     /// The same, page-locked by `fake` and nothing else.
+    #[cfg(target_os = "linux")]
     pub fn pinned(&self, fake: &Fake) -> FeedBuilder {
         self.builder().pinning(Pinning::Required).cuda(only(fake))
     }
@@ -163,11 +166,13 @@ impl Small {
 }
 
 /// This fake, or none.
+#[cfg(target_os = "linux")]
 pub fn only(fake: &Fake) -> CudaSearch {
     CudaSearch::new().library_only(fake.path())
 }
 
 /// A fake under the usual name in a folder of its own.
+#[cfg(target_os = "linux")]
 pub fn fake(name: &str) -> Fake {
     Fake::new(&super::common::scratch(name), "libcudart.so.13")
 }

@@ -3,13 +3,25 @@
 #![allow(dead_code)]
 
 #[allow(unsafe_code)]
+#[cfg(target_os = "linux")] // as the search for CUDA
 pub mod fake;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Once, mpsc};
+use std::sync::{Once, OnceLock, mpsc};
 use std::time::Duration;
+
+/// The folder for what the tests build and write.
+pub fn build_dir() -> PathBuf {
+    static DIR: OnceLock<PathBuf> = OnceLock::new();
+    DIR.get_or_init(|| {
+        let wanted = option_env!("CARGO_TARGET_TMPDIR").map(PathBuf::from);
+        let usable = wanted.filter(|dir| std::fs::create_dir_all(dir).is_ok());
+        usable.unwrap_or_else(std::env::temp_dir).join("pinring-fake-cuda")
+    })
+    .clone()
+}
 
 /// A folder for a test's files, empty and of its own: in the build's folder for temporary files, or in the system's
 /// where that one does not exist (a test binary that was carried to another machine).
@@ -18,7 +30,7 @@ pub fn scratch(name: &str) -> PathBuf {
     static TIDY: Once = Once::new();
     TIDY.call_once(remove_left_over);
     let unique = format!("{name}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let dir = fake::build_dir().join("scratch").join(unique);
+    let dir = build_dir().join("scratch").join(unique);
     let _ = std::fs::remove_dir_all(&dir);
     std::fs::create_dir_all(&dir).unwrap_or_else(|e| panic!("create {}: {e}", dir.display()));
     dir
@@ -26,7 +38,7 @@ pub fn scratch(name: &str) -> PathBuf {
 
 /// Removes the folders of test processes that have ended (each copy of the fake takes half a megabyte).
 fn remove_left_over() {
-    let Ok(entries) = std::fs::read_dir(fake::build_dir().join("scratch")) else { return };
+    let Ok(entries) = std::fs::read_dir(build_dir().join("scratch")) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let owner = name.rsplit('-').nth(1).and_then(|pid| pid.parse::<u32>().ok());

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 /// What lies between a registered host address and its device address: so that code which assumes that the two are
 /// equal is found out.
-pub const DEVICE_OFFSET: usize = 0x4000_0000_0000;
+pub const DEVICE_OFFSET: usize = 1 << (usize::BITS - 18);
 /// `cudaHostRegisterMapped`.
 const MAPPED: u32 = 0x2;
 /// What uninitialised device memory holds here.
@@ -143,7 +143,7 @@ impl State {
             return Err(1);
         }
         // More than any device has, and more than a test may take from its host.
-        if bytes > 1 << 40 {
+        if bytes as u64 > 1 << 40 {
             return Err(2);
         }
         // SAFETY: the layout has a size above zero; the bytes are filled before anybody reads them.

@@ -60,7 +60,7 @@ pub enum DeviceError {
     },
     /// This platform has no loading of CUDA.
     #[error(
-        "device {ordinal} cannot be attached: CUDA can be loaded on Unix only, and this is {}",
+        "device {ordinal} cannot be attached: CUDA can be loaded on Linux only, and this is {}",
         std::env::consts::OS
     )]
     Unsupported {

@@ -8,7 +8,7 @@
 use super::super::types::{CudaError, code};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 use super::super::table::{MissingSymbol, table_from_symbols};
 
 /// The functions, under NVIDIA's names. All may be called from any thread. The driver keeps no last error.
@@ -64,7 +64,7 @@ pub(crate) struct DeviceTable {
 
 impl DeviceTable {
     /// The table of a loaded driver.
-    #[cfg(unix)]
+    #[cfg(target_os = "linux")]
     pub(super) fn from_symbols(library: &libloading::os::unix::Library) -> Result<DeviceTable, MissingSymbol> {
         Ok(table_from_symbols!(DeviceTable, library, {
             cuInit,

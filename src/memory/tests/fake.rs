@@ -11,8 +11,9 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use crate::cuda::Cuda;
 use crate::cuda::table::PinTable;
 
-/// How far device addresses are from host addresses, so that nobody gets away with assuming that they are equal.
-pub(super) const DEVICE_OFFSET: u64 = 0x7000_0000_0000;
+/// How far device addresses are from host addresses, so that nobody gets away with assuming that they are equal. Where
+/// addresses have 32 bits there is room for little.
+pub(super) const DEVICE_OFFSET: u64 = 1 << (usize::BITS - 18);
 
 /// One call that reached CUDA.
 #[derive(Debug, Clone, PartialEq, Eq)]

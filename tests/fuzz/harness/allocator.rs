@@ -159,7 +159,7 @@ fn allocate(input: &mut Input, live: &mut Vec<Block>, stream: usize) {
         1 => -1,
         2 => isize::MIN,
         3 => isize::MAX,
-        4 => 1 << 46,
+        4 => 1 << (usize::BITS - 18),
         5..40 => isize::from(input.u8()) * 16_384,
         other => isize::from(other) * 40,
     };
