@@ -427,7 +427,7 @@ fn a_sampler_that_needs_too_much_memory_is_never_begun() {
         assert!(sampler.bytes(1 << 31) >= (1_usize << 31).saturating_mul(8));
         let error = ids.builder(1 << 31, 2, sampler).start().unwrap_err();
         // Where addresses have 32 bits, the records alone are more than can be.
-        let kind = if cfg!(target_pointer_width = "64") { ErrorKind::Memory } else { ErrorKind::Config };
+        let kind = if cfg!(target_pointer_width = "64") { ErrorKind::Memory } else { ErrorKind::Schema };
         assert_eq!(error.kind(), kind, "{error}");
     }
 }
