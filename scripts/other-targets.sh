@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
-export CARGO_TARGET_DIR=$PWD/target/other-targets
+export CARGO_TARGET_DIR=$PWD/target/other-targets RUSTFLAGS='-D warnings'
 
 skip() { printf 'skipped: %s\n' "$1"; }
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -47,7 +47,7 @@ toolchain() {
 # check TARGET OPTION…: compiles without warnings, and links nothing.
 check() {
     toolchain "$1" || return 0
-    RUSTFLAGS='-D warnings' "${cargo[@]}" check -q -p pinring --all-features "${std[@]}" --target "$@"
+    "${cargo[@]}" check -q -p pinring --all-features "${std[@]}" --target "$@"
     echo "it compiles for $1: ${*:2} (by $how)"
 }
 
@@ -58,8 +58,8 @@ fake() {
     cp tests/fake_cuda/*.rs src/gather/emulate.rs src/gather/launch.rs "$folder/src"
     printf '%s\n' '[package]' 'name = "fake_cuda"' 'version = "0.0.0"' 'edition = "2021"' '[lib]' \
         'crate-type = ["cdylib"]' '[profile.dev]' 'opt-level = 1' 'strip = "symbols"' '[workspace]' >"$folder/Cargo.toml"
-    RUSTFLAGS='-Adead_code -Clink-arg=-Wl,-soname,libpinring_fake_soname_placeholder.so' \
-        "${cargo[@]}" build -q --manifest-path "$folder/Cargo.toml" "${std[@]}" --target "$1"
+    "${cargo[@]}" rustc -q --manifest-path "$folder/Cargo.toml" "${std[@]}" --target "$1" -- \
+        -A dead_code -C link-arg=-Wl,-soname,libpinring_fake_soname_placeholder.so
     export PINRING_FAKE_CUDA=$CARGO_TARGET_DIR/$1/debug/libfake_cuda.so
 }
 

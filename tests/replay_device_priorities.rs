@@ -1,6 +1,6 @@
 //! Priorities that come back from a device, against the fake library: they are those that lay there behind the work before,
 //! they wait for nobody and nobody for them, and whatever fails, none is lost without a count.
-#![cfg(target_os = "linux")]
+#![cfg(all(target_os = "linux", target_pointer_width = "64"))] // device addresses by way of usize
 #![allow(unsafe_code)] // raw streams and addresses
 
 mod common;

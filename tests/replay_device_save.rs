@@ -1,6 +1,6 @@
 //! A store that is saved while a device has batches ahead: what is loaded from the file goes on where the selection was, the
 //! learner is owed what it did not take, and what was on its way is in the file or not as the pages say.
-#![cfg(target_os = "linux")]
+#![cfg(all(target_os = "linux", target_pointer_width = "64"))] // device addresses by way of usize
 #![allow(unsafe_code)] // raw streams and addresses
 
 mod common;
