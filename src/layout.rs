@@ -219,6 +219,8 @@ pub(crate) struct Place {
     pub step_stride: usize,
     /// Bytes of one lane's value.
     pub bytes: usize,
+    /// Bytes of the values of all the writer's lanes.
+    pub all: usize,
     pub dtype: DType,
 }
 
@@ -226,16 +228,15 @@ impl Place {
     /// The places of the leaves in a batch slot. Replayed samples have none: steps are written in a lane buffer, which
     /// `buffer` describes.
     pub(crate) fn in_slot(layout: &Layout, buffer: &[Place]) -> Vec<Place> {
-        let place = |c: &ColumnLayout| Place {
+        let place = |(c, of): (&ColumnLayout, &Place)| Place {
             offset: c.offset,
             row_stride: c.row_stride,
             step_stride: c.step_stride,
-            bytes: c.item_bytes,
-            dtype: c.dtype,
+            ..*of
         };
         match layout.kind.is_replayed() {
             true => buffer.to_vec(),
-            false => layout.columns[..layout.leaves.len()].iter().map(place).collect(),
+            false => layout.columns.iter().zip(buffer).map(place).collect(),
         }
     }
 
@@ -251,7 +252,8 @@ impl Place {
             let whole = bytes.checked_mul(lanes).and_then(|b| b.checked_mul(depth));
             let next = whole.and_then(|whole| end.checked_add(whole)).and_then(|end| round_up(end, LEAF_ALIGN));
             let next = next.ok_or_else(|| overflow(format!("the lane buffer of {lanes} lanes")))?;
-            places.push(Place { offset: end, row_stride: bytes, step_stride: bytes * lanes, bytes, dtype: leaf.dtype });
+            let all = bytes * lanes;
+            places.push(Place { offset: end, row_stride: bytes, step_stride: all, bytes, all, dtype: leaf.dtype });
             end = next;
         }
         Ok((places, end))

@@ -7,6 +7,7 @@
 use crate::layout::{Layout, Place};
 use crate::memory::ask_huge_pages;
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -92,6 +93,26 @@ impl Slots {
         if !self.keys.is_empty() {
             // SAFETY: as above.
             unsafe { *self.keys[at].get() = key }
+        }
+    }
+
+    /// The records of rows that hold one step each, of so many lanes that stepped together, from `row` on.
+    ///
+    /// # Safety
+    /// The caller holds a claim on those rows, of a feed that replays nothing.
+    #[inline]
+    pub(crate) unsafe fn set_step_records(
+        &self,
+        slot: u32,
+        row: usize,
+        lanes: Range<u32>,
+        first_step: u64,
+        version: u64,
+    ) {
+        let at = slot as usize * self.rows + row;
+        for (at, lane) in (at..).zip(lanes) {
+            // SAFETY: as in `set_record`.
+            unsafe { *self.records[at].get() = Head { lane, length: 1, first_step, version } }
         }
     }
 

@@ -1,11 +1,12 @@
 //! Single steps, written in the slot: the slot that writers filled is the batch.
 
-use super::{PolicyError, StepError, Target, Way, Writer};
+use super::{PolicyError, Slot, StepError, Target, Way, Writer};
 use crate::intake::{Claim, Claimed, NoRoom, StripeCursor, WhenFull};
-use crate::slots::{RowRecord, copy_lanes};
+use crate::slots::copy_lanes;
 use crate::sync::Patience;
 use crate::weights::Weights;
 use crate::writer::CommitError;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -43,6 +44,7 @@ impl Writer {
     #[inline]
     fn open_rows(&mut self, claim: Claim) {
         self.open.row = claim.start as usize;
+        self.open.slot = Slot(self.gate.slots.slot(claim.slot));
         self.open.step = 0;
         self.open.claim = claim;
         self.open.target = Target::Rows;
@@ -71,13 +73,8 @@ impl Writer {
     #[inline]
     pub(super) fn commit_in_place(&mut self) -> Result<(), CommitError> {
         let version = self.version.unwrap_or(0);
-        if self.open.target != Target::Rows {
-            return self.commit_staged_step(version);
-        }
         let (slot, first) = (self.open.claim.slot, self.open.row);
-        for lane in 0..self.lanes.len() {
-            self.finish_step_row(slot, first + lane, lane, version);
-        }
+        self.finish_step_rows(slot, first, 0..self.lanes.len(), version);
         self.account(version); // reads the reward, so before the rows are given away
         let committed = self.gate.commit(&self.open.claim);
         committed.map_err(|closed| {
@@ -88,7 +85,7 @@ impl Writer {
 
     /// Copies a step from the lane buffer into whatever rows there are: gaps first, then the open slots, then the next.
     #[cold]
-    fn commit_staged_step(&mut self, version: u64) -> Result<(), CommitError> {
+    pub(super) fn commit_staged_step(&mut self, version: u64) -> Result<(), CommitError> {
         let (patience, lanes) = (self.gate.when_full.patience(), self.lanes.len());
         let mut done = 0;
         let stopped = loop {
@@ -108,9 +105,7 @@ impl Writer {
                 // (invariant 2); ring and lane buffer never overlap.
                 unsafe { copy_lanes(from, to, slot.bytes, rows) };
             }
-            for lane in done..done + rows {
-                self.finish_step_row(claim.slot, row + lane - done, lane, version);
-            }
+            self.finish_step_rows(claim.slot, row, done..done + rows, version);
             if let Err(closed) = self.gate.commit(&claim) {
                 break Some(NoRoom::Closed(closed));
             }
@@ -121,16 +116,24 @@ impl Writer {
         self.settle_drop(lanes - done, stopped)
     }
 
-    /// Writes the derived columns and the record of one row that holds one step.
+    /// Writes the derived columns and the records of rows that hold one step each, from `row` on.
     #[inline]
-    fn finish_step_row(&mut self, slot: u32, row: usize, lane: usize, version: u64) {
-        let lane_id = (self.seat.lanes.start + lane) as u32;
-        let record = RowRecord { lane: lane_id, length: 1, first_step: self.tick, version, ..RowRecord::default() };
-        if self.gate.layout.derived.any {
-            self.set_flags(slot, row, 0, self.lanes.flags(lane, self.tick), version);
+    fn finish_step_rows(&mut self, slot: u32, row: usize, lanes: Range<usize>, version: u64) {
+        if self.derives {
+            self.set_step_flags(slot, row, lanes.clone(), version);
         }
-        // SAFETY: the row is claimed by this writer (invariant 2).
-        unsafe { self.gate.slots.set_record(slot, row, record) };
+        let first = self.seat.lanes.start as u32;
+        let lanes = first + lanes.start as u32..first + lanes.end as u32;
+        // SAFETY: the rows are claimed by this writer (invariant 2), and nothing is replayed by a writer in place.
+        unsafe { self.gate.slots.set_step_records(slot, row, lanes, self.tick, version) };
+    }
+
+    #[inline(never)] // most steps have none
+    fn set_step_flags(&self, slot: u32, row: usize, lanes: Range<usize>, version: u64) {
+        for lane in lanes.clone() {
+            let flags = self.lanes.flags(lane, self.tick);
+            self.set_flags(slot, row + lane - lanes.start, 0, flags, version);
+        }
     }
 
     pub(super) fn claim_some(&mut self, rows: usize, patience: Patience) -> Result<Claim, NoRoom> {

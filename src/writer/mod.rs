@@ -77,6 +77,10 @@ pub struct Writer {
     written: Written,
     history: History,
     way: Way,
+    /// Whether a commit looks at more than which leaves were written: at values, or for a version.
+    checks: bool,
+    /// Whether there are derived columns.
+    derives: bool,
     /// The step being written. It stays open when its `StepMut` is forgotten, and is undone by the next call.
     open: OpenStep,
     /// Steps that this writer committed.
@@ -141,8 +145,26 @@ struct OpenStep {
     target: Target,
     /// Rows and slot of `Target::Rows`; of `Target::Lockstep` the slot alone.
     claim: Claim,
+    /// Of `Target::Rows`, the slot that the claim names, so that each value need not look for it.
+    slot: Slot,
     row: usize,
     step: usize,
+}
+
+/// The address of a slot's first byte.
+#[derive(Debug)]
+struct Slot(*mut u8);
+
+// SAFETY: an address, followed only by the writer that holds it, in rows that it has a claim on (invariant 2), which
+// keeps them mapped (invariant 7).
+unsafe impl Send for Slot {}
+// SAFETY: as above.
+unsafe impl Sync for Slot {}
+
+impl Default for Slot {
+    fn default() -> Slot {
+        Slot(std::ptr::null_mut())
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -202,6 +224,8 @@ impl Writer {
                 .collect(),
             in_slot,
             buffer: LaneBuffer::new(places, bytes),
+            checks: gate.lag.is_some() || layout.leaves.iter().any(|leaf| leaf.reject_non_finite),
+            derives: layout.derived.any,
             lanes: Lanes::new(&layout, lanes),
             written: Written::new(layout.leaves.len(), lanes),
             history: History::new(depth, lanes),

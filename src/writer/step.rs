@@ -3,6 +3,7 @@
 use super::{CommitError, PolicyError, PutError, Target, Way, Writer};
 use crate::element::{DType, Element};
 use crate::episodes::{End, Episode};
+use crate::layout::Place;
 use crate::schema::{Leaf, LeafInfo};
 use crate::select::error::check_priority;
 use crate::slots::{copy_lanes, zero_lanes};
@@ -168,9 +169,9 @@ impl StepMut<'_> {
     #[inline(always)] // for a step of a few bytes a tenth of the time would be the call
     pub fn put<T: Element>(&mut self, leaf: Leaf<T>, values: &[T]) -> Result<(), PutError> {
         let index = self.writer.own(leaf)?;
-        let (bytes, lanes) = (self.writer.in_slot[index].bytes, self.writer.lanes.len());
-        if size_of_val(values) != bytes * lanes {
-            return Err(self.writer.length(index, lanes, values.len()));
+        let Place { bytes, all, .. } = self.writer.in_slot[index];
+        if size_of_val(values) != all {
+            return Err(self.writer.length(index, self.writer.lanes.len(), values.len()));
         }
         let to = self.writer.place(index);
         // SAFETY: `values` holds exactly the leaf's values, and `place` names the open step's own (invariant 2), aligned
@@ -178,7 +179,7 @@ impl StepMut<'_> {
         unsafe {
             match values {
                 [value] => to.0.cast::<T>().write(*value), // a store instead of a call
-                _ => copy_lanes((values.as_ptr().cast(), bytes), to, bytes, lanes),
+                _ => copy_lanes((values.as_ptr().cast(), bytes), to, bytes, self.writer.lanes.len()),
             }
         }
         self.writer.written.set(index);
@@ -311,19 +312,14 @@ impl StepMut<'_> {
     pub fn commit(self) -> Result<(), CommitError> {
         let writer = &mut *self.writer;
         if let Some((leaf, lane)) = writer.written.missing() {
-            return Err(CommitError::Unwritten { leaf: writer.leaf_name(leaf).to_owned(), lane });
+            return Err(writer.unwritten(leaf, lane));
         }
-        if !writer.lanes.reject.is_empty()
-            && let Some((leaf, lane, index, value)) = writer.find_rejected(|_| true)
-        {
-            return Err(CommitError::NonFinite { leaf, lane, index, value });
-        }
-        if writer.gate.lag.is_some() && writer.version.is_none() {
-            return Err(CommitError::PolicyNotAsked);
+        if writer.checks {
+            writer.check()?;
         }
         // A step that an error kept from counting stays open, and is undone by the drop.
-        match writer.way {
-            Way::InPlace(_) => writer.commit_in_place(),
+        match writer.open.target {
+            Target::Rows => writer.commit_in_place(),
             _ => writer.commit_elsewhere(),
         }
     }
@@ -458,6 +454,17 @@ impl Writer {
     pub(super) fn place(&self, index: usize) -> (*mut u8, usize) {
         let open = &self.open;
         debug_assert_ne!(open.target, Target::Nowhere, "a StepMut exists only while a step is open");
+        let in_slot = &self.in_slot[index];
+        if open.target == Target::Rows {
+            // Rows of single steps follow each other: each number that is not read here is a part of what `put` costs.
+            debug_assert_eq!((open.step, in_slot.row_stride), (0, in_slot.bytes), "a row holds one step");
+            return (open.slot.0.wrapping_add(in_slot.offset + open.row * in_slot.bytes), in_slot.bytes);
+        }
+        self.place_elsewhere(index)
+    }
+
+    fn place_elsewhere(&self, index: usize) -> (*mut u8, usize) {
+        let open = &self.open;
         let (base, place) = match open.target {
             Target::Rows | Target::Lockstep => (self.gate.slots.slot(open.claim.slot), &self.in_slot[index]),
             Target::Buffer | Target::Nowhere => (self.buffer.base(), &self.buffer.places[index]),
@@ -516,10 +523,27 @@ impl Writer {
         Ok(())
     }
 
+    #[cold]
+    fn unwritten(&self, leaf: usize, lane: usize) -> CommitError {
+        CommitError::Unwritten { leaf: self.leaf_name(leaf).to_owned(), lane }
+    }
+
+    /// What a commit asks of some feeds.
     #[inline(never)] // single steps in place may be a few bytes
+    fn check(&self) -> Result<(), CommitError> {
+        if let Some((leaf, lane, index, value)) = self.find_rejected(|_| true) {
+            return Err(CommitError::NonFinite { leaf, lane, index, value });
+        }
+        if self.gate.lag.is_some() && self.version.is_none() {
+            return Err(CommitError::PolicyNotAsked);
+        }
+        Ok(())
+    }
+
+    #[inline(never)] // as above
     fn commit_elsewhere(&mut self) -> Result<(), CommitError> {
         match self.way {
-            Way::InPlace(_) => self.commit_in_place(),
+            Way::InPlace(_) => self.commit_staged_step(self.version.unwrap_or(0)),
             Way::Lockstep(_) => self.commit_lockstep(),
             Way::Staged(_) => self.commit_staged(),
             Way::Stored(_) => self.commit_stored(),
