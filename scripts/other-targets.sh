@@ -91,8 +91,8 @@ i686() {
     tests $target --lib "${chosen[@]}"
 }
 
-# Another processor, as QEMU emulates it: its instructions and its system calls, not the orders of its memory. Tests that
-# begin a process of their own cannot, so what needs one is left out.
+# Another processor, as QEMU emulates it: its instructions and its system calls, not the orders of its memory. Left out is
+# what begins a process of its own, which it cannot, and what asks the kernel for pages: it takes advice and does nothing.
 aarch64() {
     local target=aarch64-unknown-linux-gnu
     if ! has qemu-aarch64 || ! has aarch64-linux-gnu-gcc; then
@@ -103,7 +103,7 @@ aarch64() {
     echo "by $how"
     export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
     export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER='qemu-aarch64 -L /usr/aarch64-linux-gnu'
-    mapfile -t chosen < <(files 'data_*' 'select_*')
+    mapfile -t chosen < <(files data_batches data_when_full select_model)
     tests $target --lib "${chosen[@]}" -- --skip cuda:: --skip feed::tests --skip feeding::tests --skip memory::
 }
 
