@@ -177,6 +177,8 @@ alone! {
                 assert!(captured == 0 || (code, hit.as_str()) == (1, "cuEventQuery"), "{what}");
                 // SAFETY: there was no capture.
                 assert_eq!(unsafe { allocator.release_captured() }, captured, "{what}");
+                // Of an event that answers otherwise when it is asked again, the memory waits behind that.
+                assert_eq!(release(&fake, &allocator), 0, "{what}");
                 let statistics = allocator.statistics(None);
                 let held = statistics.page_locked.held_bytes() + statistics.device.held_bytes();
                 let quarantined = statistics.page_locked.quarantined_bytes + statistics.device.quarantined_bytes;
