@@ -143,7 +143,7 @@ impl Supervisor {
         self.stopping = true;
         self.waiting = Some(waiting);
         if let Some(gate) = self.common.gate.get() {
-            gate.close(Closed::Stopped);
+            gate.stop();
         }
         self.common.crew.tell();
         self.finish_if_alone(context);

@@ -329,9 +329,17 @@ impl Feed {
         Ok(self.store("load")?.load(path.as_ref(), &writers, &|| self.discard_waiting())?)
     }
 
-    /// Its gates are closed: nothing is saved any more.
-    fn let_go_of_store(&self) {
-        self.gate.store.iter().for_each(|store| store.let_go());
+    /// What the supervisor does at a stop, without it: on a thread of its own, since CUDA takes as long as it takes.
+    fn give_up_store(&self, by: Instant) -> std::result::Result<(), String> {
+        let (gate, (done, ended)) = (self.gate.clone(), crossbeam_channel::bounded::<()>(0));
+        let release = move || {
+            gate.stop();
+            drop(done);
+        };
+        match std::thread::Builder::new().name("pr-release".to_owned()).spawn(release) {
+            Ok(_) if ended.recv_deadline(by).is_err_and(|error| error.is_timeout()) => Err("pr-release".to_owned()),
+            _ => Ok(()), // without a thread it goes with the last handle
+        }
     }
 
     fn store(&self, verb: &str) -> Result<&Steps> {
@@ -398,11 +406,13 @@ impl Feed {
                 // It has failed (its fault is kept) or hangs: what it started is ended without it, in the time that is left.
                 self.gate.set_stop_deadline(by);
                 self.gate.close(Closed::Stopped);
-                self.common.crew.end(Some(by.max(Instant::now() + ANSWER_GRACE)))
+                let by = by.max(Instant::now() + ANSWER_GRACE);
+                let mut given_up = self.common.crew.end(Some(by));
+                given_up.extend(self.give_up_store(by).err());
+                given_up
             });
             threads_given_up.extend(thread.join_by(Some(by + ANSWER_GRACE)).err());
         }
-        self.let_go_of_store();
         let left = self.gate.left();
         let report = StopReport {
             partial_rows: left.partial_rows,
@@ -425,8 +435,7 @@ impl Drop for Feed {
         }
         if host::on_own_thread() {
             // Cannot join itself: closes the gates, and leaves the actors to end on their own.
-            self.gate.close(Closed::Stopped);
-            self.let_go_of_store();
+            self.gate.stop();
             if let Some(supervisor) = lock(&self.supervisor).take() {
                 let (answer, _) = crossbeam_channel::bounded(1);
                 supervisor.address.do_send(Stop { deadline: Instant::now() + DROP_DEADLINE, answer });

@@ -398,6 +398,15 @@ impl IntakeGate {
         self.batches.wake(wakes); // last: a waker may panic, or never return
     }
 
+    /// Closes for good: what is stored is given up too. On a thread of the feed's: behind a fault it may be the last share of the
+    /// ring that goes here, and CUDA lets go of that when the device's work is done.
+    pub(crate) fn stop(&self) {
+        self.close(Closed::Stopped);
+        if !self.is_inherited() {
+            self.store.iter().for_each(|store| store.let_go());
+        }
+    }
+
     /// Counts a slot that is never used again.
     pub(crate) fn note_quarantine(&self, slot: u32) {
         self.counters.quarantined.fetch_add(1, Ordering::Relaxed);
