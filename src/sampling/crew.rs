@@ -9,11 +9,12 @@ use crate::intake::IntakeGate;
 use crate::select::Selected;
 use crate::store::{Mixed, Scratch, Store, Target};
 use crate::sync::{Padded, Spin, lock, panic_text};
+use parking_lot::RwLock;
 use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// Below this many bytes a batch is filled sooner by one thread than others are woken.
 const WORTH_HELP: usize = 256 << 10;
@@ -273,7 +274,7 @@ impl Crew {
             }
             seen = self.posted.load(Ordering::Acquire);
             // It may be a later one than that, or over: then there is nothing to do in it.
-            let job = self.job.read().unwrap_or_else(PoisonError::into_inner).clone();
+            let job = self.job.read().clone();
             if job.is_some_and(|job| job.help(1 + helper, &mut scratch)) {
                 drop(lock(&self.rest)); // whoever waits for it has looked, or is parked
                 self.done.notify_one();
@@ -282,7 +283,7 @@ impl Crew {
     }
 
     fn post(&self, job: Option<Arc<Job>>) {
-        *self.job.write().unwrap_or_else(PoisonError::into_inner) = job;
+        *self.job.write() = job;
     }
 
     /// Ends the helpers.
