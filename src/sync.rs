@@ -30,11 +30,11 @@ pub(crate) mod checked {
     #[cfg(not(pinring_loom))]
     pub(crate) use super::lock;
     #[cfg(pinring_loom)]
-    pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize};
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
     #[cfg(pinring_loom)]
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
     #[cfg(not(pinring_loom))]
-    pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize};
+    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
     #[cfg(not(pinring_loom))]
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 

@@ -82,7 +82,7 @@ fn of_settings() {
     check(refused(build().lanes(0)), kind, &["0 lanes", "`.lanes`", "at least 1"]);
     #[cfg(target_pointer_width = "64")] // with fewer bits there is no such number
     {
-        check(refused(build().batch(1 << 40)), kind, &["`batch(1099511627776)`", "at most 4294967295"]);
+        check(refused(build().batch(1 << 40)), kind, &["`batch(1099511627776)`", "at most 2147483647"]);
         check(refused(build().buffers(1 << 40)), kind, &["`buffers(1099511627776)`", "at most 4294967295"]);
         check(refused(build().lanes(1 << 40)), kind, &["`lanes(1099511627776)`", "at most 4294967295"]);
         let long = Feed::builder(Sample::unroll(scalar().0, 1 << 40));

@@ -356,7 +356,7 @@ alone! {
         let available = available.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
         let available: usize = available.trim().trim_end_matches(" kB").parse().unwrap();
         let rows = available * 1024 / 16; // a sixteenth of the memory in the ring, twice all of it in notes
-        let error = Feed::builder(Sample::step(step)).batch(rows.min(u32::MAX as usize)).buffers(1).start().unwrap_err();
+        let error = Feed::builder(Sample::step(step)).batch(rows / 64).buffers(64).start().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Memory, "{error}");
         assert!(error.to_string().contains(" bytes of ordinary memory beside it needs more than the "), "{error}");
         assert_nothing_is_left();
@@ -401,13 +401,13 @@ fn numbers_beyond_all_bounds_are_errors_and_no_panics() {
         Feed::builder(Sample::unroll(step, 5))
     };
     const MAX: usize = usize::MAX;
-    const HALF: usize = 1 << 31;
+    const HALF: usize = i32::MAX as usize;
     let builders = [
         build().batch(MAX),
         build().buffers(MAX),
         build().batch(MAX).buffers(MAX),
         build().batch(HALF).buffers(HALF),
-        build().batch(u32::MAX as usize).buffers(u32::MAX as usize),
+        build().batch(HALF).buffers(u32::MAX as usize),
         build().batch(1 << 30).buffers(1 << 29),
         build().lanes(MAX),
         build().lanes(MAX / 64),

@@ -90,10 +90,13 @@ impl<O: Element + From<u8> + PartialEq> Leaves<O> {
 }
 
 /// What an environment does that writes its values itself: here it has them in a slice.
-#[inline]
+#[inline(always)] // as an environment would have the call in its own step
 fn in_place<T: Element>(step: &mut StepMut<'_>, leaf: Leaf<T>, values: &[T], lanes: usize, how: How) {
     if how == How::InPlace && lanes == 1 {
-        step.overwrite_lane(leaf, 0).copy_from_slice(values);
+        match (step.overwrite_lane(leaf, 0), values) {
+            ([to], [value]) => *to = *value, // as it sets an action or a reward
+            (to, values) => to.copy_from_slice(values),
+        }
         return;
     }
     let mut view = if how == How::InPlace { step.overwrite(leaf) } else { step.view_mut(leaf) };

@@ -10,7 +10,7 @@ use crate::cuda::types::CudaSearch;
 use crate::episodes::Episodes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::feeding::rounds::{Deal, Rounds};
-use crate::intake::{IntakeConfig, LagGate, WhenFull};
+use crate::intake::{IntakeConfig, LagGate, MOST_ROWS, WhenFull};
 use crate::layout::{Layout, Place, SLOT_ALIGN};
 use crate::memory::{PinProgress, PinWatch, RingPlan, check_memory};
 use crate::sample::{Kind, Sample};
@@ -464,7 +464,7 @@ impl FeedBuilder {
         let (capacity, threads) = (self.replay.as_ref().map_or(0, |(capacity, _)| *capacity), self.gather_threads);
         let lanes = self.lanes.or(self.lockstep).unwrap_or(0);
         for (count, verb, most) in [
-            (self.batch, "batch", most),
+            (self.batch, "batch", MOST_ROWS),
             (self.buffers, "buffers", most),
             (lanes, if self.lanes.is_some() { "lanes" } else { "lockstep" }, most),
             (steps, "unroll", most),

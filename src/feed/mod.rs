@@ -106,7 +106,8 @@ pub struct StopReport {
     /// Rows of sealed batches that the learner did not take. By [rounds](crate::Deal::Rounds) those of a last round for which
     /// there were not enough batches are among them; those of a round that has begun are not, since they are still given.
     pub untaken_rows: u64,
-    /// Batches and open steps still in the user's hands. The last of them unmaps the ring, on the thread that drops it.
+    /// What still keeps the ring: batches in the user's hands, and slots with steps that were open (in lockstep: each such
+    /// step). The last of them unmaps the ring, on the thread that drops it.
     pub still_out: usize,
     /// Names of threads that did not end by the deadline and were left to themselves.
     pub threads_given_up: Vec<String>,

@@ -142,10 +142,25 @@ impl IntakeGate {
         let mut state = lock(&self.state);
         if state.closed.is_some() {
             drop(state);
-            return Err(self.end_claim_after_close());
+            return Err(self.lockstep_end_claim_after_close());
         }
         state.claims -= 1;
         Ok(())
+    }
+
+    /// Ends a claim that outlived the close; the last one gives the ring up.
+    fn lockstep_end_claim_after_close(self: &Arc<Self>) -> Closed {
+        let mut state = lock(&self.state);
+        state.claims -= 1;
+        let reason = state.closed.clone().unwrap_or(Closed::Stopped);
+        if state.lockstep.is_ending() {
+            self.settle_ending(state);
+            return reason;
+        }
+        let ring = self.release_ring(&mut state);
+        drop(state);
+        drop(ring);
+        reason
     }
 
     /// `lanes` lanes have completed `unroll`, and their claim ends: at once, since a waker that panics must leave none behind,
@@ -155,7 +170,7 @@ impl IntakeGate {
         if state.closed.is_some() {
             self.counters.dropped_rows.fetch_add(lanes as u64, Ordering::Relaxed);
             drop(state);
-            return Err(self.end_claim_after_close());
+            return Err(self.lockstep_end_claim_after_close());
         }
         state.claims -= 1;
         let place = (self.lockstep_batch(unroll) - state.lockstep.sealed) as usize;

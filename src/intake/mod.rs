@@ -8,7 +8,8 @@
 //! The life of a slot: free → open (writers claim rows and commit them) → sealed (a [`Lease`] in the batch gate) → held
 //! by the learner → the lease drops → free.
 //!
-//! Order of locks: `state`, then a stripe or the batch gate, then the store's. A slot is sealed with `state` held, so
+//! Order of locks: `state`, then the batch gate, then the store's. A stripe has none: a claim and a commit are an atomic
+//! instruction on its word each, and only what concerns other rows than the writer's own asks for `state`. A slot is sealed with `state` held, so
 //! that whoever closes the gate finds each committed row either in an open slot or in the batch gate. Wakers are called
 //! with no lock held.
 
@@ -16,12 +17,14 @@ mod lag;
 mod lanes;
 mod lockstep;
 mod sampled;
+mod stripe;
 mod stripes;
 
 pub(crate) use lag::{Begin, LagGate};
 pub(crate) use lanes::{LaneTable, NoSeat, Seat};
 pub(crate) use lockstep::LockstepCursor;
 pub(crate) use sampled::Credit;
+pub(crate) use stripe::MOST_ROWS;
 pub(crate) use stripes::{Claim, Claimed, StripeCursor};
 
 use crate::error::Closed;
@@ -216,7 +219,7 @@ struct State {
     /// Writers parked on `much_room`: all of them look at each wake, which may be of no use to them.
     choosy: usize,
     closed: Option<Closed>,
-    /// Claims that were open at the close and have not ended yet (striped), or open claims at any time (lockstep).
+    /// Of lockstep: open claims.
     claims: usize,
     /// Slots ever opened.
     opened: u64,
@@ -552,21 +555,6 @@ impl IntakeGate {
         };
         state.free.extend(slots);
         rows
-    }
-
-    /// Ends a claim that outlived the close; the last one gives the ring up.
-    fn end_claim_after_close(self: &Arc<Self>) -> Closed {
-        let mut state = lock(&self.state);
-        state.claims -= 1;
-        let reason = state.closed.clone().unwrap_or(Closed::Stopped);
-        if state.lockstep.is_ending() {
-            self.settle_ending(state);
-            return reason;
-        }
-        let ring = self.release_ring(&mut state);
-        drop(state);
-        drop(ring);
-        reason
     }
 
     /// A lease dropped: the slot is free, and one writer learns of it.

@@ -1,18 +1,18 @@
 //! Rows go where there is room: single steps, and unrolls of free-running lanes.
 //!
-//! An open slot is cut into one contiguous *stripe* per writer, each behind a lock of its own, so that writers do not
+//! An open slot is cut into one contiguous *stripe* per writer, each with a word of its own, so that writers do not
 //! meet. A claim takes the next rows of the writer's own stripe, else of the fullest; gaps that dropped steps left are
 //! filled first. When no single run is long enough, the step is *staged*: written in the writer's lane buffer and
 //! copied at commit into whatever rows there are. Free slots are a list, never a cycle, and slots are sealed as they
 //! fill, so one slow writer holds up one slot at the most.
 
+use super::stripe::{Committed, Stripe};
 use super::{IntakeGate, NoRoom, State, Wait};
 use crate::error::Closed;
 use crate::gate::Wakes;
 use crate::metrics::WriterCounters;
 use crate::sync::{Padded, Patience, Spin, lock};
-use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
@@ -23,32 +23,7 @@ const MAX_STRIPES: usize = 64;
 #[derive(Debug)]
 pub(super) struct Stripes {
     a_slot: usize,
-    all: Box<[Padded<StripeLock>]>,
-}
-
-/// A stripe behind its lock. Two pairs of lock and unlock a step are a good part of what a step of a few bytes costs, and
-/// this lock asks for no thread's panics.
-#[derive(Debug, Default)]
-struct StripeLock {
-    stripe: Mutex<Stripe>,
-    /// Rows that nobody claimed yet, written with the lock held: for those who look for the fullest.
-    room: AtomicU32,
-}
-
-impl StripeLock {
-    fn room(&self) -> usize {
-        self.room.load(Ordering::Relaxed) as usize
-    }
-
-    /// The next rows of the stripe, which the caller holds the lock of. `slot` and `index` say which it is.
-    #[inline]
-    fn take_rows(&self, stripe: &mut Stripe, rows: u32, slot: u32, index: u32) -> Claim {
-        let claim = Claim { slot, start: stripe.next, rows, stripe: index, opening: stripe.opening };
-        stripe.next += rows;
-        stripe.claims += 1;
-        self.room.store(stripe.end - stripe.next, Ordering::Relaxed);
-        claim
-    }
+    all: Box<[Padded<Stripe>]>,
 }
 
 impl Stripes {
@@ -58,28 +33,15 @@ impl Stripes {
     }
 
     /// The stripes of an open slot, and the number of the first.
-    fn of(&self, open: &Open) -> (&[Padded<StripeLock>], u32) {
+    fn of(&self, open: &Open) -> (&[Padded<Stripe>], u32) {
         let first = open.slot as usize * self.a_slot;
         (&self.all[first..first + open.stripes as usize], first as u32)
     }
 
     #[inline]
-    fn get(&self, index: u32) -> &StripeLock {
+    fn get(&self, index: u32) -> &Stripe {
         &self.all[index as usize]
     }
-}
-
-#[derive(Debug, Default)]
-struct Stripe {
-    /// Which opening this belongs to; 0 once the gate closed.
-    opening: u64,
-    start: u32,
-    /// Rows from here to `end` were never claimed in this opening.
-    next: u32,
-    end: u32,
-    committed: u32,
-    /// Claims that are neither committed nor dropped.
-    claims: u32,
 }
 
 /// Rows that one writer may write, until it commits or drops them.
@@ -89,8 +51,8 @@ pub(crate) struct Claim {
     pub(crate) start: u32,
     pub(crate) rows: u32,
     /// Counted over all slots, as in the cursor.
-    stripe: u32,
-    opening: u64,
+    pub(super) stripe: u32,
+    pub(super) opening: u64,
 }
 
 impl Claim {
@@ -131,6 +93,8 @@ pub(super) struct Fill {
     /// Oldest first.
     open: Vec<Open>,
     gaps: Vec<Claim>,
+    /// After the close: slots that were open, and the rows in them that somebody still has a claim on.
+    held: Vec<(u32, u32)>,
 }
 
 #[derive(Debug)]
@@ -236,39 +200,23 @@ impl IntakeGate {
     /// The claim's rows are written. They are the learner's when their slot is full.
     #[inline]
     pub(crate) fn commit(self: &Arc<Self>, claim: &Claim) -> Result<(), Closed> {
-        let mut stripe = self.stripes.get(claim.stripe).stripe.lock();
-        if stripe.opening != claim.opening {
-            drop(stripe);
-            return Err(self.end_claim_after_close());
-        }
-        stripe.claims -= 1;
-        stripe.committed += claim.rows;
-        let complete = stripe.committed == stripe.end - stripe.start;
-        drop(stripe);
-        if complete {
-            self.complete_stripe(claim.opening);
+        match self.stripes.get(claim.stripe).commit(claim.rows) {
+            Committed::Some => {}
+            Committed::All => self.complete_stripe(claim.opening),
+            Committed::Closed => return Err(self.end_claim_after_close(claim)),
         }
         Ok(())
     }
 
     /// The claim's rows were not written: as if never claimed.
     pub(crate) fn unclaim(self: &Arc<Self>, claim: &Claim) {
-        let lock_of = self.stripes.get(claim.stripe);
-        let mut stripe = lock_of.stripe.lock();
-        if stripe.opening != claim.opening {
-            drop(stripe);
-            self.end_claim_after_close();
+        let mut state = lock(&self.state);
+        if state.closed.is_some() {
+            drop(state);
+            self.end_claim_after_close(claim);
             return;
         }
-        stripe.claims -= 1;
-        let was_last = stripe.next == claim.start + claim.rows;
-        if was_last {
-            stripe.next = claim.start;
-            lock_of.room.store(stripe.end - stripe.next, Ordering::Relaxed);
-        }
-        drop(stripe);
-        let mut state = lock(&self.state);
-        if !was_last && state.closed.is_none() {
+        if !self.stripes.get(claim.stripe).give_back(claim) {
             state.striped.gaps.push(*claim);
             self.gaps_hint.store(true, Ordering::Relaxed);
         }
@@ -276,6 +224,26 @@ impl IntakeGate {
         if let Some(lag) = &self.lag {
             lag.versions.wake(); // who waits there with rows of a later batch may come for these
         }
+    }
+
+    /// Ends a claim that outlived the close; the last one of its slot brings that home, the last of all gives the ring up.
+    #[cold]
+    fn end_claim_after_close(&self, claim: &Claim) -> Closed {
+        let mut state = lock(&self.state);
+        let reason = state.closed.clone().unwrap_or(Closed::Stopped);
+        if let Some(place) = state.striped.held.iter().position(|(slot, _)| *slot == claim.slot) {
+            let (slot, rows) = &mut state.striped.held[place];
+            let slot = *slot;
+            *rows -= claim.rows;
+            if *rows == 0 {
+                state.striped.held.swap_remove(place);
+                state.free.push(slot);
+            }
+        }
+        let ring = self.release_ring(&mut state);
+        drop(state);
+        drop(ring);
+        reason
     }
 
     /// Whether a batch before `batch` has rows that nobody claimed.
@@ -311,12 +279,11 @@ impl IntakeGate {
         if cursor.opening == 0 || self.gaps_hint.load(Ordering::Relaxed) {
             return None;
         }
-        let lock_of = self.stripes.get(cursor.stripe);
-        let mut stripe = lock_of.stripe.lock();
-        if stripe.opening != cursor.opening || ((stripe.end - stripe.next) as usize) < rows {
-            return None;
+        let stripe = self.stripes.get(cursor.stripe);
+        if stripe.opening() != cursor.opening {
+            return None; // older slots come first; what opens from here on is as good
         }
-        Some(lock_of.take_rows(&mut stripe, rows as u32, cursor.slot, cursor.stripe))
+        stripe.claim(rows as u32, rows as u32, cursor.slot, cursor.stripe).ok()
     }
 
     /// The long way: under the gate's lock, waiting for room if there is none. `choosy`: not any room will do.
@@ -367,18 +334,15 @@ impl IntakeGate {
             best = (0..open.stripes).map(|index| (room(index), index)).max_by_key(|&(room, _)| room).unwrap_or(best);
         }
         loop {
-            let lock_of = &stripes[best.1 as usize];
-            let mut stripe = lock_of.stripe.lock();
-            let room = (stripe.end - stripe.next) as usize;
-            if room >= least {
-                (cursor.slot, cursor.stripe, cursor.opening) = (open.slot, first + best.1, open.opening);
-                return Ok(lock_of.take_rows(&mut stripe, room.min(most) as u32, open.slot, first + best.1));
+            let (least, most) = (least as u32, most as u32);
+            if let Ok(claim) = stripes[best.1 as usize].claim(least, most, open.slot, first + best.1) {
+                (cursor.slot, cursor.stripe, cursor.opening) = (open.slot, claim.stripe, claim.opening);
+                return Ok(claim);
             }
-            drop(stripe);
             // Its own writer was quicker: look again. Rooms only shrink here, since dropped claims need the lock of
             // the gate, which the caller holds, to show up elsewhere.
-            best = (0..open.stripes).map(|index| (stripes[index as usize].room(), index)).max().unwrap_or(best);
-            if best.0 < least {
+            best = (0..open.stripes).map(|index| (room(index), index)).max().unwrap_or(best);
+            if best.0 < least as usize {
                 return Err(best.0 > 0);
             }
         }
@@ -393,7 +357,6 @@ impl IntakeGate {
             state.striped.gaps.remove(place);
         }
         self.gaps_hint.store(!state.striped.gaps.is_empty(), Ordering::Relaxed);
-        self.stripes.get(claim.stripe).stripe.lock().claims += 1;
         claim
     }
 
@@ -407,17 +370,13 @@ impl IntakeGate {
         let count = writers.clamp(1, units.min(MAX_STRIPES));
         let open = Open { slot, opening, stripes: count as u32, left: count as u32, opened: Instant::now() };
         let mut start = 0;
-        for (index, lock_of) in self.stripes.of(&open).0.iter().enumerate() {
+        for (index, stripe) in self.stripes.of(&open).0.iter().enumerate() {
             let end = if index + 1 == count {
                 rows
             } else {
                 start + (units / count + usize::from(index < units % count)) * unit
             };
-            let next = start as u32;
-            let mut stripe = lock_of.stripe.lock();
-            *stripe = Stripe { opening, start: next, next, end: end as u32, committed: 0, claims: 0 };
-            lock_of.room.store(stripe.end - next, Ordering::Relaxed);
-            drop(stripe);
+            stripe.open(opening, start as u32, end as u32);
             start = end;
         }
         Some(open)
@@ -439,19 +398,23 @@ impl IntakeGate {
         }
     }
 
-    /// At the close: no more claims; returns the committed rows that are lost, and the slots.
+    /// At the close: no more claims; returns the committed rows that are lost, and the slots in which nobody has a claim.
     pub(super) fn abandon_stripes(&self, state: &mut State) -> (u64, Vec<u32>) {
         let (mut rows, mut slots) = (0, Vec::new());
-        state.striped.gaps.clear();
         self.gaps_hint.store(false, Ordering::Relaxed);
+        let gaps = std::mem::take(&mut state.striped.gaps);
         for open in std::mem::take(&mut state.striped.open) {
+            let mut claimed = 0;
             for stripe in self.stripes.of(&open).0 {
-                let mut stripe = stripe.stripe.lock();
-                stripe.opening = 0;
-                rows += u64::from(stripe.committed);
-                state.claims += stripe.claims as usize;
+                let at_close = stripe.close();
+                rows += u64::from(at_close.committed);
+                claimed += at_close.claimed;
             }
-            slots.push(open.slot);
+            claimed -= gaps.iter().filter(|gap| gap.slot == open.slot).map(|gap| gap.rows).sum::<u32>();
+            match claimed {
+                0 => slots.push(open.slot),
+                claimed => state.striped.held.push((open.slot, claimed)),
+            }
         }
         (rows, slots)
     }
@@ -511,11 +474,7 @@ impl IntakeGate {
             let of_slot = state.striped.gaps.iter().filter(|gap| gap.opening == open.opening);
             of_slot.into_iter().any(|gap| (gap.start..gap.start + gap.rows).contains(&(row as u32)))
         };
-        let claimed = stripes.iter().flat_map(|stripe| {
-            let mut stripe = stripe.stripe.lock();
-            stripe.opening = 0;
-            stripe.start as usize..stripe.next as usize
-        });
+        let claimed = stripes.iter().flat_map(|stripe| stripe.start() as usize..stripe.close().next as usize);
         claimed.filter(|&row| !gap(row)).map(|row| (open.slot, row)).collect()
     }
 }

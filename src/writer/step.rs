@@ -129,7 +129,7 @@ impl StepMut<'_> {
     ///
     /// # Panics
     /// If the leaf belongs to another step, or the writer has no such lane (counted within the writer).
-    #[inline]
+    #[inline(always)] // as `put`
     #[track_caller]
     pub fn overwrite_lane<T: Element>(&mut self, leaf: Leaf<T>, lane: usize) -> &mut [T] {
         let index = self.writer.own_or_panic(leaf);
@@ -344,6 +344,7 @@ impl StepMut<'_> {
         Ok(self)
     }
 
+    #[inline]
     #[track_caller]
     fn check_lane(&self, lane: usize) {
         let lanes = self.writer.lanes.len();
