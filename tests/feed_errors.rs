@@ -88,7 +88,7 @@ fn of_settings() {
         let long = Feed::builder(Sample::unroll(scalar().0, 1 << 40));
         check(refused(long.batch(1)), kind, &["`unroll(1099511627776)`", "at most 4294967295"]);
         let most = u32::MAX as usize;
-        let both = build().batch(most).buffers(most);
+        let both = build().batch(i32::MAX as usize).buffers(most);
         check(refused(both), kind, &["4294967295", "more bytes than can be addressed", "less"]);
     }
     #[cfg(target_pointer_width = "32")]
@@ -109,11 +109,11 @@ fn of_settings() {
 #[test]
 fn of_the_machine() {
     let build = || Feed::builder(Sample::step(scalar().0));
-    let huge = build().batch(u32::MAX as usize).buffers(1 << 20);
+    let huge = build().batch(i32::MAX as usize).buffers(1 << 21);
     let parts =
         ["a ring of 18014398509481984 bytes", "bytes of ordinary memory", "MemAvailable leaves", "a smaller ring"];
     if cfg!(target_pointer_width = "32") {
-        check(huge.start().unwrap_err(), ErrorKind::Schema, &["4294967295 rows does not fit in memory"]);
+        check(huge.start().unwrap_err(), ErrorKind::Schema, &["2147483647 rows does not fit in memory"]);
     } else if cfg!(target_os = "linux") {
         check(huge.start().unwrap_err(), ErrorKind::Memory, &parts);
     }
