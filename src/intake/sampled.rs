@@ -36,8 +36,8 @@ impl Drop for Credit {
 }
 
 impl IntakeGate {
-    /// A slot that nobody uses, and where a device gathers a buffer there too; waits for both.
-    pub(crate) fn free_slot(self: &Arc<Self>) -> Result<(Lease, Option<Credit>), Closed> {
+    /// A slot that nobody uses, and where a device gathers a buffer there too; waits for both if it may, else `None`.
+    pub(crate) fn free_slot(self: &Arc<Self>, wait: bool) -> Result<Option<(Lease, Option<Credit>)>, Closed> {
         let mut state = lock(&self.state);
         loop {
             #[cfg(test)]
@@ -55,7 +55,10 @@ impl IntakeGate {
                     gathering.lend(turn, -1);
                     Credit { gate: Some(self.clone()), turn }
                 });
-                return Ok((Lease { slot, home: self.clone() }, credit));
+                return Ok(Some((Lease { slot, home: self.clone() }, credit)));
+            }
+            if !wait {
+                return Ok(None);
             }
             state.parked += 1;
             state = self.room.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());

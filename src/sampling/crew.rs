@@ -1,8 +1,9 @@
 //! The threads that fill a batch together.
 //!
-//! Owns the job at hand and the wait for its end. Each thread has a share of the rows, the same ones of every batch, and
-//! takes blocks of it; whoever is done with its own helps with the others'. Whoever asks for the batch fills rows too, so
-//! without helpers it does all of it. What it does not do: start threads.
+//! Owns the jobs at hand, two at the most, and the wait for their end. Each thread has a share of the rows, the same ones of
+//! every batch, and takes blocks of it; whoever is done with its own helps with the others', and then goes on to the next
+//! batch, so that nobody waits for the slowest. Whoever asks for the batch fills rows too, so without helpers it does all of
+//! it. What it does not do: start threads.
 
 use crate::gather::Tables;
 use crate::intake::IntakeGate;
@@ -30,8 +31,9 @@ const BLOCK_OF_PLANNING: usize = 64;
 #[derive(Default)]
 pub(crate) struct Crew {
     helpers: usize,
-    /// What is to be filled now. Helpers come for it at the same moment, and do not keep each other out.
-    job: RwLock<Option<Arc<Job>>>,
+    /// What is to be filled now: a job's place is its number's last bit. Helpers come for it at the same moment, and do not
+    /// keep each other out.
+    jobs: RwLock<[Option<Arc<Job>>; 2]>,
     /// Jobs so far, counted with the lock of `rest` held: a helper looks at each once.
     posted: AtomicU64,
     rest: Mutex<Rest>,
@@ -50,6 +52,12 @@ struct Rest {
 impl fmt::Debug for Crew {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Crew").field("helpers", &self.helpers).field("posted", &self.posted).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job").field("rows", &self.items.len()).field("filled", &self.filled).finish_non_exhaustive()
     }
 }
 
@@ -91,6 +99,9 @@ impl Share {
     }
 
     fn take(&self, rows: usize) -> Option<Range<usize>> {
+        if self.next.load(Ordering::Relaxed) >= self.end {
+            return None; // most looks are of this kind, and leave the line where it is
+        }
         let start = self.next.fetch_add(rows, Ordering::Relaxed);
         (start < self.end).then(|| start..self.end.min(start + rows))
     }
@@ -156,56 +167,46 @@ impl Crew {
         Crew { helpers, ..Crew::default() }
     }
 
-    /// Fills a slot, which the caller has to itself, with the samples of `items`, which it has issued; or, by `tables`, with
-    /// what a device needs to gather them. Gives the list back
-    /// when every row is filled and nobody touches the slot any more.
-    pub(crate) fn fill(
-        &self,
+    /// Has a slot filled, which the caller has to itself, with the samples of `items`, which it has issued; or, by `tables`,
+    /// with what a device needs to gather them. Helpers begin at once; [`Filling::finish`] does the rest.
+    pub(crate) fn begin<'c>(
+        &'c self,
         store: &Arc<Store>,
         gate: &Arc<IntakeGate>,
         items: Vec<Selected>,
         (slot, tables): (u32, Option<&Tables>),
-        scratch: &mut Scratch,
-    ) -> Vec<Selected> {
+    ) -> Filling<'c> {
         let (rows, bytes) = (items.len(), gate.layout.slot_bytes);
         let (worth_help, block) = match tables {
-            None => (bytes >= WORTH_HELP, (rows * BLOCK / bytes).max(1)),
+            None => (bytes >= WORTH_HELP, rows * BLOCK / bytes),
             Some(_) => (rows >= WORTH_HELP_PLANNING, BLOCK_OF_PLANNING),
         };
-        let alone = self.helpers == 0 || !worth_help;
-        let (block, threads) = if alone { (rows, 1) } else { (block, self.helpers + 1) };
-        self.fill_with(
-            Job {
-                store: store.clone(),
-                mixed: None,
-                gate: gate.clone(),
-                items,
-                slot,
-                first_row: 0,
-                table: tables.map(|tables| (tables.at, tables.stride)),
-                block,
-                shares: Share::of(rows, threads),
-                filled: AtomicUsize::new(0),
-                failed: Mutex::default(),
-            },
-            alone,
-            scratch,
-        )
+        let table = tables.map(|tables| (tables.at, tables.stride));
+        self.share(items, worth_help, block, |items, block, shares| Job {
+            store: store.clone(),
+            mixed: None,
+            gate: gate.clone(),
+            items,
+            slot,
+            first_row: 0,
+            table,
+            block,
+            shares,
+            filled: AtomicUsize::new(0),
+            failed: Mutex::default(),
+        })
     }
 
-    /// As [`fill`](Crew::fill), for rows of a second store behind the first `first_row`.
-    pub(crate) fn fill_mixed(
-        &self,
+    /// As [`begin`](Crew::begin), for rows of a second store behind the first `first_row`.
+    pub(crate) fn begin_mixed<'c>(
+        &'c self,
         mixed: &Arc<Mixed>,
         gate: &Arc<IntakeGate>,
         items: Vec<Selected>,
         (slot, first_row): (u32, usize),
-        scratch: &mut Scratch,
-    ) {
+    ) -> Filling<'c> {
         let (rows, bytes) = (items.len(), gate.layout.slot_bytes / gate.layout.rows * items.len());
-        let alone = self.helpers == 0 || bytes < WORTH_HELP;
-        let (block, threads) = if alone { (rows, 1) } else { ((rows * BLOCK / bytes).max(1), self.helpers + 1) };
-        let job = Job {
+        self.share(items, bytes >= WORTH_HELP, rows * BLOCK / bytes.max(1), |items, block, shares| Job {
             store: mixed.store.clone(),
             mixed: Some(mixed.clone()),
             gate: gate.clone(),
@@ -214,45 +215,39 @@ impl Crew {
             first_row,
             table: None,
             block,
-            shares: Share::of(rows, threads),
+            shares,
             filled: AtomicUsize::new(0),
             failed: Mutex::default(),
-        };
-        self.fill_with(job, alone, scratch);
+        })
     }
 
-    fn fill_with(&self, job: Job, alone: bool, scratch: &mut Scratch) -> Vec<Selected> {
-        let rows = job.items.len();
-        let job = Arc::new(job);
-        if !alone {
-            self.post(Some(job.clone()));
-            let rest = lock(&self.rest);
-            // SYNC: the job was posted before: a helper that sees the number finds it.
-            self.posted.fetch_add(1, Ordering::Release);
-            let sleeping = rest.sleeping;
-            drop(rest);
-            if sleeping > 0 {
-                self.called.notify_all();
-            }
+    fn share(
+        &self,
+        items: Vec<Selected>,
+        worth_help: bool,
+        block: usize,
+        job: impl FnOnce(Vec<Selected>, usize, Box<[Padded<Share>]>) -> Job,
+    ) -> Filling<'_> {
+        let (rows, shared) = (items.len(), self.helpers > 0 && worth_help);
+        let (block, threads) = if shared { (block.max(1), self.helpers + 1) } else { (rows, 1) };
+        let job = Arc::new(job(items, block, Share::of(rows, threads)));
+        let number = shared.then(|| self.post(&job));
+        Filling { crew: self, job: Some(job), number }
+    }
+
+    /// Gives a job to the helpers, and returns its number. Of two numbers before, the job is over.
+    fn post(&self, job: &Arc<Job>) -> u64 {
+        let number = self.posted.load(Ordering::Relaxed) + 1; // nobody else posts
+        self.jobs.write()[(number & 1) as usize] = Some(job.clone());
+        let rest = lock(&self.rest);
+        // SYNC: the job was put there before: a helper that sees the number finds it.
+        self.posted.store(number, Ordering::Release);
+        let sleeping = rest.sleeping;
+        drop(rest);
+        if sleeping > 0 {
+            self.called.notify_all();
         }
-        // Others have a block each at the most: the end is near.
-        let ended = || job.filled.load(Ordering::Acquire) == rows;
-        if !job.help(0, scratch) && rows > 0 && !Spin::default().until(ended) {
-            let mut rest = lock(&self.rest);
-            // SYNC: pairs with the AcqRel in `help`; the last helper notifies with the lock taken in between.
-            while !ended() {
-                rest = self.done.wait(rest).unwrap_or_else(PoisonError::into_inner);
-            }
-        }
-        if !alone {
-            self.post(None);
-        }
-        let failed = lock(&job.failed).take(); // not held while it panics
-        if let Some(text) = failed {
-            panic!("a row could not be filled: {text}");
-        }
-        // A helper may still hold the job, but takes no row of it.
-        Arc::try_unwrap(job).map_or_else(|_| Vec::with_capacity(rows), |job| job.items)
+        number
     }
 
     /// The life of a helper, which are counted from 0: until the crew is dismissed.
@@ -272,24 +267,78 @@ impl Crew {
                     return;
                 }
             }
-            seen = self.posted.load(Ordering::Acquire);
-            // It may be a later one than that, or over: then there is nothing to do in it.
-            let job = self.job.read().clone();
-            if job.is_some_and(|job| job.help(1 + helper, &mut scratch)) {
-                drop(lock(&self.rest)); // whoever waits for it has looked, or is parked
-                self.done.notify_one();
+            let newest = self.posted.load(Ordering::Acquire);
+            for number in (seen + 1).max(newest - 1)..=newest {
+                // It may be a later one than that, or over: then there is nothing to do in it.
+                let job = self.jobs.read()[(number & 1) as usize].clone();
+                if job.is_some_and(|job| job.help(1 + helper, &mut scratch)) {
+                    drop(lock(&self.rest)); // whoever waits for it has looked, or is parked
+                    self.done.notify_one();
+                }
             }
+            seen = newest;
         }
-    }
-
-    fn post(&self, job: Option<Arc<Job>>) {
-        *self.job.write() = job;
     }
 
     /// Ends the helpers.
     pub(crate) fn dismiss(&self) {
         lock(&self.rest).dismissed = true;
         self.called.notify_all();
+    }
+}
+
+/// A batch that is being filled. Its drop waits until nobody touches the slot any more.
+#[derive(Debug)]
+pub(crate) struct Filling<'c> {
+    crew: &'c Crew,
+    /// Until it is over.
+    job: Option<Arc<Job>>,
+    /// Of a job that helpers know of.
+    number: Option<u64>,
+}
+
+impl Filling<'_> {
+    /// Whether helpers fill it, while the caller does something else.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.number.is_some()
+    }
+
+    /// Fills what is left, and gives the list back when every row is filled and nobody touches the slot any more.
+    ///
+    /// # Panics
+    /// If a row could not be filled, which is a bug of this crate.
+    pub(crate) fn finish(mut self, scratch: &mut Scratch) -> Vec<Selected> {
+        let Some(job) = self.end(scratch) else { return Vec::new() };
+        let failed = lock(&job.failed).take(); // not held while it panics
+        if let Some(text) = failed {
+            panic!("a row could not be filled: {text}");
+        }
+        // A helper may still hold the job, but takes no row of it.
+        Arc::try_unwrap(job).map_or_else(|job| Vec::with_capacity(job.items.len()), |job| job.items)
+    }
+
+    fn end(&mut self, scratch: &mut Scratch) -> Option<Arc<Job>> {
+        let (job, crew) = (self.job.take()?, self.crew);
+        let rows = job.items.len();
+        // Others have a block each at the most: the end is near.
+        let ended = || job.filled.load(Ordering::Acquire) == rows;
+        if !job.help(0, scratch) && rows > 0 && !Spin::default().until(ended) {
+            let mut rest = lock(&crew.rest);
+            // SYNC: pairs with the AcqRel in `help`; the last helper notifies with the lock taken in between.
+            while !ended() {
+                rest = crew.done.wait(rest).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        if let Some(number) = self.number {
+            crew.jobs.write()[(number & 1) as usize] = None;
+        }
+        Some(job)
+    }
+}
+
+impl Drop for Filling<'_> {
+    fn drop(&mut self) {
+        self.end(&mut Scratch::default());
     }
 }
 

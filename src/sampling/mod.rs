@@ -2,17 +2,20 @@
 //!
 //! Owns the round that a sampling thread goes: it takes a free slot first, so that nothing is selected that has nowhere to
 //! go; then chooses items, fills the slot, alone or with the helpers of a [`Crew`] (or writes there what a device needs
-//! to gather them), and hands it over. What it does not
-//! do: decide what is chosen (see `store`), or start threads (see `actors`).
+//! to gather them), and hands it over. What it does not do: decide what is chosen (see `store`), or start threads (see
+//! `actors`).
 
 mod crew;
 
 pub(crate) use crew::Crew;
 
+use crate::gather::Tables;
 use crate::intake::{Credit, IntakeGate, Lease};
 use crate::select::{Pass, Selected};
-use crate::store::{Mixed, NoItems, Scratch, Selection, Store, Wanted};
+use crate::store::{Mixed, NoItems, OpenGather, Scratch, Selection, Store, Wanted};
+use crew::Filling;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A stream of batches from one store.
 #[derive(Debug)]
@@ -22,6 +25,21 @@ pub(crate) struct Stream {
     crew: Arc<Crew>,
 }
 
+/// A batch on its way: selected, and being filled. What is dropped before it is delivered is dropped in this order: nobody
+/// fills the slot any more when the records and the slot are given up (invariants 2 and 3).
+struct Batch<'s> {
+    filling: Filling<'s>,
+    gather: OpenGather,
+    lease: Lease,
+    credit: Option<Credit>,
+    /// If a device gathers it.
+    tables: Option<&'s Tables>,
+    rows: usize,
+    begun: Instant,
+    ends_pass: bool,
+    clears: u64,
+}
+
 impl Stream {
     pub(crate) fn new(gate: Arc<IntakeGate>, store: Arc<Store>, crew: Arc<Crew>) -> Stream {
         Stream { gate, store, crew }
@@ -29,35 +47,53 @@ impl Stream {
 
     /// Delivers batches until the gates close, or until nothing can come any more.
     ///
+    /// While helpers fill a batch, the next is selected and given to them, if that needs no waiting: they never wait for
+    /// each other, nor for this thread. Batches are delivered in the order in which they were selected.
+    ///
     /// # Panics
     /// If the sampler breaks its contract.
     pub(crate) fn run(&self) {
-        let (mut items, mut scratch) = (Vec::with_capacity(self.gate.layout.rows), Scratch::default());
-        let mut carried = 0.0;
+        let (mut lists, mut scratch) = (Vec::new(), Scratch::default());
+        let (mut carried, mut ahead) = (0.0, None);
         loop {
-            match self.round(items, &mut carried, &mut scratch) {
-                Ok(list) => items = list,
+            let mut items = || lists.pop().unwrap_or_else(|| Vec::with_capacity(self.gate.layout.rows));
+            let next = match self.gate.mixed.clone() {
+                Some(mixed) => self.mixed_round(items(), &mixed, &mut carried, &mut scratch).map(|list| {
+                    lists.push(list);
+                    None
+                }),
+                None => self.begin(&mut items, ahead.is_none()),
+            };
+            if let Some(previous) = ahead.take() {
+                lists.push(self.finish(previous, &mut scratch));
+            }
+            match next {
+                Ok(Some(batch)) if batch.filling.is_shared() && batch.tables.is_none() => ahead = Some(batch),
+                Ok(batch) => lists.extend(batch.map(|batch| self.finish(batch, &mut scratch))),
                 Err(NoItems::Closed(_)) => return,
                 Err(NoItems::Ended) => return self.gate.end_sampling(),
             }
         }
     }
 
-    /// One batch. `items` is a list to use again.
-    fn round(&self, items: Vec<Selected>, carried: &mut f64, scratch: &mut Scratch) -> Result<Vec<Selected>, NoItems> {
-        let (lease, credit) = self.gate.free_slot().map_err(NoItems::Closed)?;
-        if let Some(mixed) = self.gate.mixed.clone() {
-            return self.mixed_round(items, (lease, credit), &mixed, carried, scratch);
-        }
+    /// Selects a batch and has it filled. Where that would have to wait: `None`, unless told to.
+    fn begin(&self, items: &mut dyn FnMut() -> Vec<Selected>, wait: bool) -> Result<Option<Batch<'_>>, NoItems> {
+        let Some((lease, credit)) = self.gate.free_slot(wait).map_err(NoItems::Closed)? else { return Ok(None) };
         let all = Wanted { rows: self.gate.layout.rows, spare: false, mixed: false };
-        let (mut selection, _) = self.store.select(items, || all)?;
-        let (rows, begun, pass) = (selection.items.len(), selection.begun, selection.pass);
-        let chosen = std::mem::take(&mut selection.items);
+        let Some((selection, _)) = self.store.select(items(), || all, wait)? else { return Ok(None) };
+        let Selection { items, pass, begun, clears, gather } = selection;
+        let rows = items.len();
         // A device gathers full batches alone: the places of others in a column would be those of another layout.
         let tables = self.gate.gathering.as_ref().and_then(|gathering| gathering.tables());
         let tables = tables.filter(|_| rows == self.gate.layout.rows && credit.is_some());
-        selection.items = self.crew.fill(&self.store, &self.gate, chosen, (lease.slot, tables), scratch);
-        let Selection { items, clears, gather, .. } = selection;
+        let filling = self.crew.begin(&self.store, &self.gate, items, (lease.slot, tables));
+        Ok(Some(Batch { filling, gather, lease, credit, tables, rows, begun, ends_pass: pass == Pass::Ended, clears }))
+    }
+
+    /// Fills what is left of a batch, and delivers it. Returns its list, to be used again.
+    fn finish(&self, batch: Batch<'_>, scratch: &mut Scratch) -> Vec<Selected> {
+        let Batch { filling, gather, lease, credit, tables, rows, begun, ends_pass, clears } = batch;
+        let items = filling.finish(scratch);
         let gather = if tables.is_some() {
             Some(gather) // it ends on the device
         } else {
@@ -70,26 +106,26 @@ impl Stream {
             drop(gather);
             None
         };
-        self.gate.deliver((lease, credit), gather, rows, (begun, pass == Pass::Ended), clears);
-        Ok(items)
+        self.gate.deliver((lease, credit), gather, rows, (begun, ends_pass), clears);
+        items
     }
 
     /// One batch with rows of a second store behind its own.
     fn mixed_round(
         &self,
         items: Vec<Selected>,
-        (lease, credit): (Lease, Option<Credit>),
         mixed: &Arc<Mixed>,
         carried: &mut f64,
         scratch: &mut Scratch,
     ) -> Result<Vec<Selected>, NoItems> {
+        let Some((lease, credit)) = self.gate.free_slot(true).map_err(NoItems::Closed)? else { return Ok(items) };
         let rows = self.gate.layout.rows;
         let share = mixed.share(carried);
         let wanted = || {
             let spare = mixed.has_items();
             Wanted { rows: if spare { rows - share } else { rows }, spare, mixed: true }
         };
-        let (mut selection, wanted) = self.store.select(items, wanted)?;
+        let Some((mut selection, wanted)) = self.store.select(items, wanted, true)? else { return Ok(Vec::new()) };
         let mut pass = selection.pass;
         // What was reserved beside the own rows, which are all of them where the own store has too little.
         let reserved = if selection.items.is_empty() { rows } else { rows - wanted.rows };
@@ -104,12 +140,12 @@ impl Stream {
         let reserved = own + reserved; // of all rows
         let (own, begun) = (selection.items.len(), selection.begun);
         let chosen = std::mem::take(&mut selection.items);
-        selection.items = self.crew.fill(&self.store, &self.gate, chosen, (lease.slot, None), scratch);
+        selection.items = self.crew.begin(&self.store, &self.gate, chosen, (lease.slot, None)).finish(scratch);
         let mut total = own;
         if let Some(mut other) = other {
             let chosen = std::mem::take(&mut other.items);
             total += chosen.len();
-            self.crew.fill_mixed(mixed, &self.gate, chosen, (lease.slot, own), scratch);
+            self.crew.begin_mixed(mixed, &self.gate, chosen, (lease.slot, own)).finish(scratch);
             drop(other); // its gather has ended
         }
         self.store.give_back(reserved - total);

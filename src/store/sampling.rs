@@ -81,16 +81,18 @@ pub(crate) struct Wanted {
 const LOOK: Duration = Duration::from_millis(5);
 
 impl Store {
-    /// Chooses the rows of a batch; waits until the store and the pace allow it. The caller owns where they go.
+    /// Chooses the rows of a batch; waits until the store and the pace allow it, or if it may not, gives `None`. The caller
+    /// owns where they go.
     ///
     /// All rows of the batch are reserved of the pace, but for those of the store's share that the sampler did not choose.
     pub(crate) fn select(
         self: &Arc<Store>,
         mut items: Vec<Selected>,
         wanted: impl Fn() -> Wanted,
-    ) -> Result<(Selection, Wanted), NoItems> {
+        wait: bool,
+    ) -> Result<Option<(Selection, Wanted)>, NoItems> {
         loop {
-            let wanted = self.wait_for_items(&wanted)?;
+            let Some(wanted) = self.wait_for_items(&wanted, wait)? else { return Ok(None) };
             // Priority updates and changes are told first, so that they count for this selection.
             let mut selector = lock(&self.selector);
             let mut state = lock(&self.state);
@@ -127,7 +129,7 @@ impl Store {
             };
             state.pacer.give_back(missing as u64);
             if !state.refused || (others && !ended) {
-                return Ok((Selection { items, pass, begun, clears, gather }, wanted));
+                return Ok(Some((Selection { items, pass, begun, clears, gather }, wanted)));
             }
             drop(state);
             drop(gather);
@@ -191,7 +193,7 @@ impl Store {
     }
 
     /// Waits until a batch may be selected: where the sampler had nothing to offer, until something changes.
-    fn wait_for_items(&self, wanted: &dyn Fn() -> Wanted) -> Result<Wanted, NoItems> {
+    fn wait_for_items(&self, wanted: &dyn Fn() -> Wanted, may_wait: bool) -> Result<Option<Wanted>, NoItems> {
         loop {
             #[cfg(test)]
             crate::sync::points::here("sampling: round");
@@ -202,10 +204,13 @@ impl Store {
             }
             let nothing_new = state.refused && state.book.changes.is_empty() && !state.ended;
             if (!nothing_new || wanted.spare) && self.may_select(&state, wanted.spare) {
-                return Ok(wanted);
+                return Ok(Some(wanted));
             }
             if state.ended && !state.loading {
                 return Err(NoItems::Ended);
+            }
+            if !may_wait {
+                return Ok(None);
             }
             state.sampling_waits = true;
             let few = state.refused || state.book.items() < self.least(&state);

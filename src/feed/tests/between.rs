@@ -298,6 +298,8 @@ alone! {
     }
 }
 
+const BUFFERS: usize = 3;
+
 /// Batches that are worth helpers, of a store whose steps hold their numbers; and the feed's learner.
 fn helped(fake: &Fake) -> (Feed, Writer, Learner, Column<f32>) {
     const ROWS: usize = 1 << 16;
@@ -305,7 +307,8 @@ fn helped(fake: &Fake) -> (Feed, Writer, Learner, Column<f32>) {
     let leaf = step.observation::<f32>("x", &[]);
     let mut sample = Sample::transition(step, 1, 0.9);
     let column = sample.at(leaf, 0);
-    let builder = pinned(sample, fake).lanes(1).replay(64, Uniform::new()).batch(ROWS).gather_threads(4);
+    let builder =
+        pinned(sample, fake).lanes(1).replay(64, Uniform::new()).batch(ROWS).buffers(BUFFERS).gather_threads(4);
     let feed = builder.pace(Pace::min_size(1)).start().unwrap();
     let (mut writer, learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
     for value in 0..8 {
@@ -331,9 +334,11 @@ alone! {
                 take();
                 arrived.try_recv().is_ok()
             });
+            let_them_wait(); // the batch before may be handed over meanwhile
+            (0..BUFFERS).for_each(|_| take()); // there are slots for more
             let made = feed.metrics().batches;
             let_them_wait();
-            assert_eq!(feed.metrics().batches, made, "one is in the making");
+            assert_eq!(feed.metrics().batches, made, "the next one is in the making");
             go_on.send(()).unwrap();
             until("it is handed over", || feed.metrics().batches > made);
         }

@@ -280,7 +280,7 @@ fn gathered(fake: &Fake) -> (Feed, Writer, Leaf<f32>, Vec<Box<dyn Any>>) {
     let mut writer = feed.writer(1).unwrap();
     (0..16).for_each(|_| write(&mut writer, leaf).unwrap());
     let wanted = || Wanted { rows: 4, spare: false, mixed: false };
-    let selection = feed.gate.store.as_ref().unwrap().select(Vec::new(), wanted).unwrap();
+    let selection = feed.gate.store.as_ref().unwrap().select(Vec::new(), wanted, true).unwrap().unwrap();
     (feed, writer, leaf, vec![Box::new(selection)])
 }
 
