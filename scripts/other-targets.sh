@@ -14,6 +14,13 @@ skip() { printf 'skipped: %s\n' "$1"; }
 has() { command -v "$1" >/dev/null 2>&1; }
 sources() { [[ -d $("$@" --print sysroot 2>/dev/null)/lib/rustlib/src/rust/library ]]; }
 
+# A distribution's compiler can be older than the crate allows.
+new_enough() {
+    local oldest
+    oldest=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+    printf '%s\n' "$oldest" "$("$1" --version | cut -d ' ' -f 2)" | sort -VC
+}
+
 # toolchain TARGET: `cargo`, the command that builds for it, and `std`, its options.
 toolchain() {
     local name folder
@@ -34,7 +41,7 @@ toolchain() {
     fi
     for name in $(type -ap rustc); do
         folder=$(dirname "$name")
-        if [[ -x $folder/cargo ]] && sources "$name"; then
+        if [[ -x $folder/cargo ]] && sources "$name" && new_enough "$name"; then
             cargo=(env RUSTC_BOOTSTRAP=1 RUSTC="$name" "$folder/cargo")
             how="the standard library compiled by $("$name" --version | cut -d ' ' -f 1,2) of $folder"
             return
