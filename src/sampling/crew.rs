@@ -90,10 +90,15 @@ struct Share {
     end: usize,
 }
 
+/// `of × share / whole`, where the product may be more than 32 bits hold.
+fn part(of: usize, share: usize, whole: usize) -> usize {
+    (of as u64 * share as u64 / whole as u64) as usize
+}
+
 impl Share {
     /// Shares of so many rows.
     fn of(rows: usize, threads: usize) -> Box<[Padded<Share>]> {
-        let bound = |thread: usize| rows * thread / threads;
+        let bound = |thread: usize| part(rows, thread, threads);
         let share = |thread| Padded(Share { next: AtomicUsize::new(bound(thread)), end: bound(thread + 1) });
         (0..threads).map(share).collect()
     }
@@ -178,7 +183,7 @@ impl Crew {
     ) -> Filling<'c> {
         let (rows, bytes) = (items.len(), gate.layout.slot_bytes);
         let (worth_help, block) = match tables {
-            None => (bytes >= WORTH_HELP, rows * BLOCK / bytes),
+            None => (bytes >= WORTH_HELP, part(rows, BLOCK, bytes)),
             Some(_) => (rows >= WORTH_HELP_PLANNING, BLOCK_OF_PLANNING),
         };
         let table = tables.map(|tables| (tables.at, tables.stride));
@@ -206,7 +211,7 @@ impl Crew {
         (slot, first_row): (u32, usize),
     ) -> Filling<'c> {
         let (rows, bytes) = (items.len(), gate.layout.slot_bytes / gate.layout.rows * items.len());
-        self.share(items, bytes >= WORTH_HELP, rows * BLOCK / bytes.max(1), |items, block, shares| Job {
+        self.share(items, bytes >= WORTH_HELP, part(rows, BLOCK, bytes.max(1)), |items, block, shares| Job {
             store: mixed.store.clone(),
             mixed: Some(mixed.clone()),
             gate: gate.clone(),
@@ -346,6 +351,11 @@ impl Drop for Filling<'_> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn parts_of_large_batches_are_right_with_32_bits_too() {
+        assert_eq!((part(1 << 16, BLOCK, 1 << 18), part(i32::MAX as usize, 3, 4)), (1 << 14, 1_610_612_735));
+    }
 
     proptest! {
         /// Whoever comes first, and however large the blocks: no row is left out, and none is given twice.
