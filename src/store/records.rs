@@ -89,8 +89,10 @@ impl RecordLayout {
     }
 }
 
-/// What the host knows of one record.
+/// What the host knows of one record. It never lies across two cache lines: selected records are anywhere, and each line of
+/// them is waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(align(32))]
 pub(crate) struct Meta {
     /// Counts the lane's stored steps, from 0. A final observation has the number of the step that comes next.
     pub(crate) step: u64,

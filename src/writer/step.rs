@@ -467,8 +467,8 @@ impl Writer {
     fn place_elsewhere(&self, index: usize) -> (*mut u8, usize) {
         let open = &self.open;
         let (base, place) = match open.target {
-            Target::Rows | Target::Lockstep => (self.gate.slots.slot(open.claim.slot), &self.in_slot[index]),
-            Target::Buffer | Target::Nowhere => (self.buffer.base(), &self.buffer.places[index]),
+            Target::Lockstep => (self.gate.slots.slot(open.claim.slot), &self.in_slot[index]),
+            _ => (self.buffer.base(), &self.buffer.places[index]),
         };
         (base.wrapping_add(place.at(open.row, open.step)), place.row_stride)
     }
