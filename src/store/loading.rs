@@ -101,6 +101,8 @@ impl Store {
         }
         state.loading = true;
         drop(state);
+        #[cfg(test)]
+        crate::sync::points::here("load: pauses");
         // From here on a writer that is made opens nothing.
         let (loading, lanes) = (Loading { store: self, whole: true }, writers());
         if lanes > 0 {
@@ -380,7 +382,10 @@ impl Drop for Loading<'_> {
         if !self.whole {
             self.store.clear();
         }
-        lock(&self.store.state).loading = false;
+        let mut state = lock(&self.store.state);
+        state.loading = false;
+        std::mem::take(&mut state.cuts).into_iter().for_each(|lane| state.book.cut(lane));
+        drop(state);
         self.store.for_writers.notify_all();
         self.store.for_sampling.notify_all();
     }

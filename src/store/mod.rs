@@ -39,6 +39,7 @@ use crate::select::pace::Pacer;
 use crate::sync::lock;
 use book::Book;
 use records::Records;
+use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
@@ -84,6 +85,8 @@ struct State {
     /// A save or a load is under way.
     saving: bool,
     loading: bool,
+    /// Lanes whose runs end with the load, whatever becomes of it: they got a writer meanwhile, or lost an episode.
+    cuts: BTreeSet<u32>,
     /// How long a writer has waited at the most since the save began.
     longest_save_wait: Duration,
 }
@@ -116,6 +119,7 @@ impl Store {
             refused: false,
             saving: false,
             loading: false,
+            cuts: BTreeSet::new(),
             longest_save_wait: Duration::ZERO,
         };
         Store {

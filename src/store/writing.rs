@@ -222,8 +222,11 @@ impl Store {
     /// The lanes' runs end without an end: at `abandon`, and when writers come and go.
     pub(crate) fn cut(&self, lanes: Range<usize>) {
         let mut state = lock(&self.state);
-        if !state.loading {
-            lanes.for_each(|lane| state.book.cut(lane as u32)); // else the load does, at its end
+        let lanes = lanes.map(|lane| lane as u32);
+        if state.loading {
+            state.cuts.extend(lanes); // what is being loaded must not be cut in two
+        } else {
+            lanes.for_each(|lane| state.book.cut(lane));
         }
     }
 

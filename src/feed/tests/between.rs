@@ -298,6 +298,46 @@ alone! {
     }
 }
 
+alone! {
+    /// A load that is refused, because a lane gets a writer while it begins: that writer's steps are a run of their own all
+    /// the same, and no sample begins with the last writer's step.
+    fn a_writer_that_comes_amid_a_refused_load_goes_on_with_nobodys_run() {
+        let mut step = Step::new();
+        let leaf = step.observation::<f32>("x", &[]);
+        let mut sample = Sample::transition(step, 1, 0.9);
+        let (now, next) = (sample.at(leaf, 0), sample.next(leaf));
+        let builder = Feed::builder(sample).lanes(1).replay(64, Uniform::new()).batch(32).buffers(1);
+        let feed = Arc::new(builder.pace(Pace::min_size(1)).start().unwrap());
+        let write = |writer: &mut Writer| {
+            for value in 0..4 {
+                let mut step = writer.step().unwrap();
+                step.put(leaf, &[value as f32]).unwrap();
+                step.commit().unwrap();
+            }
+        };
+        let _intake = feed.intake().unwrap(); // there will be more writers
+        write(&mut feed.writer(1).unwrap());
+        let file = std::env::temp_dir().join(format!("pinring-amid-{}.safetensors", std::process::id()));
+        feed.save(&file).unwrap();
+        let (made, writer) = mpsc::channel();
+        points::act("load: pauses", {
+            let feed = feed.clone();
+            move || made.send(feed.writer(1).unwrap()).unwrap()
+        });
+        let error = feed.load(&file).unwrap_err();
+        assert!(error.to_string().contains("1 lane"), "{error}");
+        std::fs::remove_file(&file).unwrap();
+        let mut writer = writer.recv().unwrap();
+        write(&mut writer);
+        let learner = feed.learner().unwrap();
+        for _ in 0..30 {
+            let batch = learner.next_batch().unwrap();
+            let pairs = batch.slice(now).iter().zip(batch.slice(next));
+            pairs.for_each(|(now, next)| assert_eq!(*next, now + 1.0));
+        }
+    }
+}
+
 const BUFFERS: usize = 3;
 
 /// Batches that are worth helpers, of a store whose steps hold their numbers; and the feed's learner.
