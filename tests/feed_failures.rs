@@ -248,6 +248,10 @@ alone! {
     fn absence_of_cuda_is_an_error_with_every_place_and_the_loaders_own_words() {
         let small = Small::new();
         let search = pinring::CudaSearch::new().library("/no/such/libcudart.so.13");
+        if pinring::probe_cuda(&search).is_ok() {
+            println!("skipped: this host has CUDA");
+            return;
+        }
         let error = small.builder().pinning(pinring::Pinning::Required).cuda(search).start().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cuda);
         let text = error.to_string();
