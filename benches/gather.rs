@@ -9,7 +9,8 @@
 //! have written by turns; 64 sequences of 124 frames; 20 × 256 rows of 168 bytes. Stores of 2 GB (`--store-mb`), far
 //! more than the caches, uniform samples, nothing written meanwhile.
 //!
-//! *By the CPU*: 1 to all threads (`--threads` for one number), beside `memcpy` of pieces as long by as many threads.
+//! *By the CPU*: 1 to all threads (`--threads` for one number), beside `memcpy` by as many threads, of the same leaves of random
+//! records to the same places of a slot (of stacks and sequences: of random pieces as long).
 //! *By a device*: 4 to 132 blocks (`--blocks` for one number), beside batches that the CPU gathers and a copy moves, and
 //! the link's rate for a copy of such a batch; as delivered, and as crossed: 16 bytes at a time. In the last column
 //! stands what it costs a learner whose kernels fill the device. Without a device that half says so and is skipped.

@@ -1,4 +1,5 @@
-//! Batches gathered by the CPU, beside `memcpy` of the same pieces by as many threads.
+//! Batches gathered by the CPU, beside `memcpy` by as many threads: of the same leaves from random records to the same places of a
+//! slot, or where rows are stacks and sequences, of pieces as long.
 
 use super::work::{Declared, LANES, Work};
 use crate::common::{Args, Cell, Failure, Floor, Mode, Report, Spread};
@@ -57,7 +58,7 @@ pub fn run(
         return Ok(());
     }
     let (bytes, _) = declared.bytes(work.rows);
-    let floor = Copies::new(capacity * work.record_bytes(), work.piece, bytes);
+    let floor = Copies::new(&feed, work, capacity, bytes);
     let (mut ours, mut floors) = (Vec::new(), Vec::new());
     for pair in 0..=args.pairs() {
         let (rate, of_floor) = (batches(&learner, args.slice(SLICE))?, floor.rate(threads, args.slice(SLICE)));
@@ -108,38 +109,61 @@ fn batches(learner: &Learner, length: Duration) -> Result<f64, Failure> {
     Ok(f64::from(count) / begun.elapsed().as_secs_f64())
 }
 
-/// Memory as large as the store, from which pieces are copied by nothing but `memcpy`.
+/// Memory as large as the store, from which values are copied by nothing but `memcpy`.
 struct Copies {
     source: Floor,
     /// Of all batches that are in use at a time.
     target: Floor,
+    /// Where each column of the target lies in a record of the source.
+    offsets: Vec<usize>,
 }
 
 impl Copies {
-    fn new(store_bytes: usize, piece: usize, batch: usize) -> Copies {
-        let source = Floor::pieces(piece, store_bytes.div_ceil(piece));
-        Copies { source, target: Floor::pieces(piece, (batch * BUFFERS).div_ceil(piece).max(16)) }
+    fn new(feed: &Feed, work: &Work, capacity: usize, batch: usize) -> Copies {
+        let store_bytes = capacity * work.record_bytes();
+        if !work.is_steps() {
+            let source = Floor::pieces(work.piece, store_bytes.div_ceil(work.piece));
+            let target = Floor::pieces(work.piece, (batch * BUFFERS).div_ceil(work.piece).max(16));
+            return Copies { source, target, offsets: vec![0] };
+        }
+        let target = Floor::like(&feed.columns(), work.rows, BUFFERS, None);
+        let mut record = 0;
+        let offsets = target.columns.iter().map(|column| {
+            let offset = record;
+            record += column.item.next_multiple_of(16);
+            offset
+        });
+        Copies { offsets: offsets.collect(), source: Floor::pieces(record, capacity), target }
     }
 
-    /// Bytes a second that so many threads copy from random places.
+    /// Bytes a second that so many threads copy from random places, each to rows of its own.
     fn rate(&self, threads: usize, length: Duration) -> f64 {
         let (copied, over) = (AtomicU64::new(0), AtomicBool::new(false));
-        let (begun, piece) = (Instant::now(), self.source.row_bytes());
+        let (begun, row_bytes) = (Instant::now(), self.target.row_bytes());
         std::thread::scope(|scope| {
             for thread in 0..threads {
                 let (copied, over) = (&copied, &over);
                 scope.spawn(move || {
                     let mut draws = Draws::new(2, thread as u64);
-                    let (mut pieces, share) = (0u64, self.target.rows / threads);
+                    let mut rows = 0u64;
+                    let share = self.target.rows * thread / threads..self.target.rows * (thread + 1) / threads;
                     while !over.load(Ordering::Relaxed) {
-                        for to in thread * share..(thread + 1) * share {
+                        for (slot, to) in
+                            (0..self.target.slots).flat_map(|slot| share.clone().map(move |to| (slot, to)))
+                        {
                             let from = draws.below(self.source.rows as u64) as usize;
                             // SAFETY: nobody writes the source; rows of the target are each one thread's.
-                            unsafe { self.target.put(0, 0, to, 0, self.source.get(0, 0, from, 0), 1) };
-                            pieces += 1;
+                            unsafe {
+                                let record = self.source.get(0, 0, from, 0);
+                                for (column, (&offset, at)) in self.offsets.iter().zip(&self.target.columns).enumerate()
+                                {
+                                    self.target.put(column, slot, to, 0, &record[offset..offset + at.item], 1);
+                                }
+                            }
+                            rows += 1;
                         }
                     }
-                    copied.fetch_add(pieces * piece as u64, Ordering::Relaxed);
+                    copied.fetch_add(rows * row_bytes as u64, Ordering::Relaxed);
                 });
             }
             std::thread::sleep(length);

@@ -126,6 +126,11 @@ impl Work {
         Declared { sample, contents, leaves, reward }
     }
 
+    /// Whether each row of a batch is one step.
+    pub fn is_steps(&self) -> bool {
+        matches!(self.kind, Kind::Steps { .. })
+    }
+
     /// Bytes of a step as it is stored.
     pub fn record_bytes(&self) -> usize {
         self.leaf_bytes().iter().map(|bytes| bytes.next_multiple_of(16)).sum::<usize>() + 16
