@@ -9,9 +9,9 @@
 //! by the learner → the lease drops → free.
 //!
 //! Order of locks: `state`, then the batch gate, then the store's. A stripe has none: a claim and a commit are an atomic
-//! instruction on its word each, and only what concerns other rows than the writer's own asks for `state`. A slot is sealed with `state` held, so
-//! that whoever closes the gate finds each committed row either in an open slot or in the batch gate. Wakers are called
-//! with no lock held.
+//! instruction on its word each, and only what concerns other rows than the writer's own asks for `state`. A slot is
+//! sealed with `state` held, so that whoever closes the gate finds each committed row either in an open slot or in the
+//! batch gate. Wakers are called with no lock held.
 
 mod lag;
 mod lanes;
