@@ -174,7 +174,7 @@ impl Batch {
     pub fn minibatch(&self, range: Range<usize>) -> BatchView<'_> {
         assert!(
             range.start <= range.end && range.end <= self.rows,
-            "minibatch {range:?} of a batch of {} rows",
+            "rows {range:?} are not all in a batch of {} rows",
             self.rows
         );
         BatchView { batch: self, range }

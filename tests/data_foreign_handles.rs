@@ -173,14 +173,14 @@ fn a_column_of_another_sample_or_of_a_clone() {
 fn lanes_that_a_writer_does_not_have() {
     let setup = start(&mut Step::new());
     let mut writer = setup.feed.writer(2).unwrap();
-    assert!(panic_text(|| writer.seed(2)).contains("lane 2 of a writer of 2 lanes"));
-    assert!(panic_text(|| writer.abandon(2)).contains("lane 2 of a writer of 2 lanes"));
+    assert!(panic_text(|| writer.seed(2)).contains("no lane 2 in a writer of 2 lanes"));
+    assert!(panic_text(|| writer.abandon(2)).contains("no lane 2 in a writer of 2 lanes"));
     let mut step = writer.step().unwrap();
     assert!(
         panic_text(|| step.end(2, End::Truncated).put(setup.bytes, &[]).is_ok())
-            .contains("lane 2 of a writer of 2 lanes")
+            .contains("no lane 2 in a writer of 2 lanes")
     );
-    assert!(panic_text(|| step.mask_out(2)).contains("lane 2 of a writer of 2 lanes"));
+    assert!(panic_text(|| step.mask_out(2)).contains("no lane 2 in a writer of 2 lanes"));
     let error = step.put_lane(setup.bytes, 2, &[0, 0]).unwrap_err();
     assert_eq!(error, PutError::Lane { lane: 2, lanes: 2 });
     assert!(error.to_string().contains("lane 2 does not exist: this writer has 2 lanes"), "{error}");

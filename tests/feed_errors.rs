@@ -98,6 +98,11 @@ fn of_settings() {
         &["1048576 buffers", "more bytes than can be addressed"],
     );
     check(refused(build().episodes(1 << 30)), kind, &["`episodes(1073741824)`", "at most 1048576"]);
+    check(
+        refused(build().batch(8).lockstep(4).lanes(2)),
+        kind,
+        &["`.lockstep(4)`", "`.lanes(2)`", "leave `.lanes` away"],
+    );
     check(refused(build().batch(8).lockstep(3)), kind, &["a batch of 8 rows", "3 lanes", "change `.batch`"]);
     let fails = build().batch(4).lockstep(2).when_full(WhenFull::Fail);
     check(refused(fails), kind, &["lockstep", "leave `.when_full` at `Block`"]);

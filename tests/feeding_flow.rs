@@ -91,28 +91,29 @@ alone! {
         let (host, device) = (feed.learner().unwrap(), learner_on(&feed, 0, stream).unwrap());
         let writing = bytes.write_on(feed.writer(1).unwrap(), 0..200);
         let (mut on_host, mut on_device) = (Vec::new(), Vec::new());
+        let of_host = |batch: Batch| {
+            assert!(batch.slice(bytes.column).iter().all(|byte| u64::from(*byte) == batch.sequence_number()));
+            batch.sequence_number()
+        };
+        let of_device = |batch: DeviceBatch| {
+            batch.synchronize().unwrap();
+            assert_bytes(&fake, bytes.address(&batch), batch.sequence_number() as u8, "on the device");
+            batch.sequence_number()
+        };
+        // One each in turn; then whoever comes first.
+        on_host.push(of_host(host.next_batch().unwrap()));
+        on_device.push(of_device(device.next_batch().unwrap()));
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for batch in &host {
-                    let batch = batch.unwrap();
-                    assert!(batch.slice(bytes.column).iter().all(|byte| u64::from(*byte) == batch.sequence_number()));
-                    on_host.push(batch.sequence_number());
-                }
-            });
+            scope.spawn(|| on_host.extend(host.iter().map(|batch| of_host(batch.unwrap()))));
             loop {
                 match device.next_batch() {
-                    Ok(batch) => {
-                        batch.synchronize().unwrap();
-                        assert_bytes(&fake, bytes.address(&batch), batch.sequence_number() as u8, "on the device");
-                        on_device.push(batch.sequence_number());
-                    }
+                    Ok(batch) => on_device.push(of_device(batch)),
                     Err(NextError::Ended) => break,
                     Err(error) => panic!("{error}"),
                 }
             }
         });
         writing.join().unwrap().unwrap();
-        assert!(!on_host.is_empty() && !on_device.is_empty());
         let mut all = [on_host, on_device].concat();
         all.sort();
         assert!(all.into_iter().eq(0..200));

@@ -494,7 +494,14 @@ impl FeedBuilder {
         if self.lanes == Some(0) || self.lockstep == Some(0) {
             return Err(config("0 lanes write nothing: give `.lanes` or `.lockstep` at least 1"));
         }
+        self.check_replay()?;
         if let Some(lanes) = self.lockstep {
+            if let Some(most) = self.lanes.filter(|&most| most != lanes) {
+                return Err(config(format!(
+                    "`.lockstep({lanes})` says how many lanes there are, and `.lanes({most})` says otherwise: leave `.lanes` \
+                     away"
+                )));
+            }
             if !self.batch.is_multiple_of(lanes) {
                 return Err(config(format!(
                     "in lockstep every batch holds every lane equally often, but a batch of {} rows is no multiple of \
@@ -515,7 +522,6 @@ impl FeedBuilder {
                 ));
             }
         }
-        self.check_replay()?;
         self.check_gather()?;
         Ok(Layout::new(&self.sample, self.batch)?)
     }

@@ -164,14 +164,14 @@ impl FeedBuilder {
             };
             return Err(config(format!("{what} nothing: give `.{verb}` at least 1")));
         }
-        if self.lanes.is_none() {
-            return Err(config(
-                "a replay feed must know its lanes, each of which has an open chunk: give `.lanes(most)`",
-            ));
-        }
         if self.lockstep.is_some() || self.lag.is_some() {
             return Err(config(
                 "`.lockstep` and `.max_policy_lag` order batches by their writing, but a replay feed samples: use `.pace`",
+            ));
+        }
+        if self.lanes.is_none() {
+            return Err(config(
+                "a replay feed must know its lanes, each of which has an open chunk: give `.lanes(most)`",
             ));
         }
         if self.when_full == WhenFull::DropNewest {

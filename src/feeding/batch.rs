@@ -175,7 +175,7 @@ impl DeviceBatch {
         let index = layout.own(column);
         assert!(
             range.start <= range.end && range.end <= self.counts.rows,
-            "minibatch {range:?} of a batch of {} rows",
+            "rows {range:?} are not all in a batch of {} rows",
             self.counts.rows
         );
         let mut shape = layout.shape(index, self.counts.rows);

@@ -18,7 +18,7 @@ use super::PaceError;
 /// ready, writers go on whatever the pace says, since else neither side ever could.
 ///
 /// A tolerance of 0 is the strictest order: no batch is selected before the steps that make it due, and no step is
-/// begun while a batch is due and can be selected, but was not. With one writer, or in lockstep, each batch is then
+/// begun while a batch is due and can be selected, but was not. With one writer each batch is then
 /// selected from the same steps in every run, however fast the learner is.
 ///
 /// ```

@@ -186,7 +186,10 @@ impl Store {
         let mut last: Vec<Option<Meta>> = vec![None; most as usize];
         for (row, meta) in metas.iter().enumerate() {
             let Some(last) = last.get_mut(meta.lane as usize) else {
-                return Err(format!("record {row} is of lane {}, and the store has {most} lanes", meta.lane));
+                return Err(format!(
+                    "record {row} is of lane {}, and the store has {most} lanes: give it more by `.lanes`",
+                    meta.lane
+                ));
             };
             let (flags, begins) = (meta.flags, meta.age == 0);
             let behind_end = last.is_some_and(|last| last.flags.last);

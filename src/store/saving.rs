@@ -60,7 +60,7 @@ pub enum CheckpointError {
         reason: String,
     },
     /// Not a file that this store can be loaded from. The store is as it was.
-    #[error("`{path}` is not a saved store of these steps: {why}")]
+    #[error("`{path}` cannot be loaded into this store: {why}")]
     Foreign {
         /// The file.
         path: String,

@@ -254,7 +254,11 @@ impl Writer {
     /// If the writer has no such lane.
     #[track_caller]
     pub fn seed(&self, lane: usize) -> u64 {
-        assert!(lane < self.seat.lanes.len(), "lane {lane} of a writer of {} lanes", self.seat.lanes.len());
+        assert!(
+            lane < self.seat.lanes.len(),
+            "there is no lane {lane} in a writer of {} lanes: they are counted from 0",
+            self.seat.lanes.len()
+        );
         let mut seed = [0; 32];
         seed[..8].copy_from_slice(&self.seed.to_le_bytes());
         seed[8..16].copy_from_slice(&((self.seat.lanes.start + lane) as u64).to_le_bytes());
@@ -297,7 +301,11 @@ impl Writer {
     /// If the writer has no such lane.
     #[track_caller]
     pub fn abandon(&mut self, lane: usize) -> Result<()> {
-        assert!(lane < self.lanes.len(), "lane {lane} of a writer of {} lanes", self.lanes.len());
+        assert!(
+            lane < self.lanes.len(),
+            "there is no lane {lane} in a writer of {} lanes: they are counted from 0",
+            self.lanes.len()
+        );
         if self.gate.is_inherited() {
             return Err(Closed::UsedAfterFork.into());
         }

@@ -348,7 +348,7 @@ impl StepMut<'_> {
     #[track_caller]
     fn check_lane(&self, lane: usize) {
         let lanes = self.writer.lanes.len();
-        assert!(lane < lanes, "lane {lane} of a writer of {lanes} lanes");
+        assert!(lane < lanes, "there is no lane {lane} in a writer of {lanes} lanes: they are counted from 0");
     }
 }
 

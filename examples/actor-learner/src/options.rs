@@ -60,7 +60,7 @@ Options:
   --envs N         environments, one lane of the feed each         [default: 16]
   --threads N      environment threads that share them             [default: 2]
   --steps MAX      give up after this many environment steps       [default: 2000000]
-  --lockstep       the same seed gives the same curve, step for step; free-running is a little faster
+  --lockstep       the same seed gives the same curve, step for step; free-running need not wait for the slowest
   --pin            batches must lie in page-locked memory: without CUDA, fail and say where it was looked for
   --svg PATH       where the learning curve is drawn               [default: learning-curve.svg]
   --no-progress    no progress bar
@@ -71,6 +71,15 @@ evaluation actor do so too.
 
 Exit codes: 0 solved, 1 not solved within the steps given, 2 an error.
 ";
+
+/// A number, or an error that names its option.
+fn number<T: std::str::FromStr<Err: std::fmt::Display>>(
+    option: &str,
+    value: &std::ffi::OsStr,
+) -> Result<T, lexopt::Error> {
+    let text = value.to_string_lossy();
+    text.parse().map_err(|error| format!("{option} {text}: {error}; it takes a whole number").into())
+}
 
 /// Reads the command line; `arguments` starts behind the program's name, and `defaults` stand for what is not given.
 ///
@@ -87,10 +96,10 @@ where
     let mut parser = lexopt::Parser::from_args(arguments);
     while let Some(argument) = parser.next()? {
         match argument {
-            Long("seed") => options.seed = parser.value()?.parse()?,
-            Long("envs") => options.envs = parser.value()?.parse()?,
-            Long("threads") => threads_given = Some(parser.value()?.parse()?),
-            Long("steps") => options.steps = parser.value()?.parse()?,
+            Long("seed") => options.seed = number("--seed", &parser.value()?)?,
+            Long("envs") => options.envs = number("--envs", &parser.value()?)?,
+            Long("threads") => threads_given = Some(number("--threads", &parser.value()?)?),
+            Long("steps") => options.steps = number("--steps", &parser.value()?)?,
             Long("lockstep") => options.lockstep = true,
             Long("pin") => options.pin = true,
             Long("svg") => options.svg = parser.value()?.into(),
@@ -98,6 +107,9 @@ where
             Long("help") | Short('h') => return Ok(Command::Help),
             other => return Err(other.unexpected()),
         }
+    }
+    if options.envs == 0 {
+        return Err("--envs 0 leaves nobody to act: at least 1".into());
     }
     options.threads = threads_given.unwrap_or(options.threads.min(options.envs));
     let Options { envs, threads, steps, .. } = options;
@@ -109,6 +121,10 @@ where
     }
     if steps == 0 {
         return Err("--steps 0 leaves nothing to learn from: at least 1".into());
+    }
+    // Now, and not when all is learned.
+    if let Some(folder) = options.svg.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        return Err(format!("--svg {}: there is no folder {}", options.svg.display(), folder.display()).into());
     }
     Ok(Command::Train(options))
 }
@@ -123,7 +139,7 @@ mod tests {
 
     #[test]
     fn every_option_is_read_and_named_in_the_help() {
-        let line = "--seed 7 --envs 8 --threads 4 --steps 5000 --lockstep --pin --svg out/c.svg --no-progress";
+        let line = "--seed 7 --envs 8 --threads 4 --steps 5000 --lockstep --pin --svg src/c.svg --no-progress";
         let expected = Options {
             seed: 7,
             envs: 8,
@@ -131,7 +147,7 @@ mod tests {
             steps: 5_000,
             lockstep: true,
             pin: true,
-            svg: "out/c.svg".into(),
+            svg: "src/c.svg".into(),
             progress: false,
         };
         assert_eq!(parse(line.split(' ')).unwrap(), Command::Train(expected));
@@ -165,11 +181,14 @@ mod tests {
         for (line, word) in [
             ("--speed 3", "--speed"),
             ("--seed", "--seed"),
-            ("--seed x", "x"),
+            ("--seed x", "--seed x"),
+            ("--envs -1", "--envs -1"),
+            ("--envs 0", "--envs 0 leaves"),
             ("--envs 1 --threads 2", "--threads 2"),
             ("--threads 0", "--threads 0"),
             ("--steps 0", "--steps 0"),
             ("extra", "extra"),
+            ("--svg no/such/folder/c.svg", "no folder no/such/folder"),
         ] {
             let text = parse(line.split(' ')).unwrap_err().to_string();
             assert!(text.contains(word), "`{line}` gave: {text}");

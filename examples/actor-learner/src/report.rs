@@ -114,11 +114,7 @@ impl fmt::Display for Totals {
             "time               {seconds:.1} s, {:.0} environment steps/s",
             self.steps as f64 / seconds.max(1e-9)
         )?;
-        writeln!(
-            f,
-            "learned from       {} steps in {} batches of {} rows in all",
-            self.steps, self.batches, self.rows
-        )?;
+        writeln!(f, "learned from       {} steps: {} rows in {} batches", self.steps, self.rows, self.batches)?;
         write!(f, "policy lag         mean {:.2} versions; rows by lag:", self.mean_lag())?;
         for (lag, rows) in self.lags.iter().enumerate() {
             write!(f, " {lag}: {rows}")?;

@@ -90,7 +90,7 @@ fn summary(run: &Run) -> String {
         "solved             {outcome}\n\
          time               {seconds:.1} s, {:.0} environment steps/s, {:.0} updates/s\n\
          written            {written} steps; {:.2} rows sampled for each\n\
-         learned from       {} batches of {} rows in all; {stale} new priorities came too late\n\
+         learned from       {} batches, {} rows in all; {stale} new priorities came too late\n\
          learner            {training:.1} % training, {learner:.1} % waiting for a batch\n\
          environments       {writers:.1} % waiting for the learner ({} threads)",
         *written as f64 / seconds.max(1e-9),

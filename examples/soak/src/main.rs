@@ -68,6 +68,9 @@ fn asked(arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
         if argument == "--help" {
             return Err(USAGE.to_owned());
         }
+        if !["--minutes", "--seconds", "--seed", "--device"].contains(&argument.as_str()) {
+            return Err(format!("{argument} is not known: {USAGE}"));
+        }
         let value = arguments.next().ok_or(format!("{argument} needs a value"))?;
         let number = || value.parse::<u64>().map_err(|error| format!("{argument} {value}: {error}"));
         match argument.as_str() {
@@ -84,8 +87,11 @@ fn asked(arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
                     other => return Err(format!("--device {other}: known are auto, none, required and fake")),
                 }
             }
-            _ => return Err(format!("{argument} is not known: {USAGE}")),
+            _ => unreachable!("it is one of the four"),
         }
+    }
+    if asked.time.is_zero() {
+        return Err("no time at all shows nothing: give --seconds or --minutes at least 1".to_owned());
     }
     Ok(asked)
 }
