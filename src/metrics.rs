@@ -6,6 +6,7 @@
 
 use crate::sync::{Padded, lock};
 use hdrhistogram::Histogram;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -27,6 +28,7 @@ use std::time::Duration;
 /// }
 /// let metrics = feed.metrics();
 /// assert_eq!((metrics.steps, metrics.batches, metrics.batches_waiting), (4, 2, 2));
+/// println!("{metrics}"); // all of it, in a few lines
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -91,6 +93,75 @@ pub struct Metrics {
     pub devices: Vec<DeviceMetrics>,
     /// Bytes of rings of this process that stay mapped for good, because CUDA would not let go of them. 0 is normal.
     pub stranded_bytes: usize,
+}
+
+impl fmt::Display for Metrics {
+    /// A few lines. What is 0 as a rule and of feeds that have no such thing is left out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Metrics { steps, rows, batches, batches_taken, batches_waiting, batches_held, .. } = self;
+        writeln!(f, "steps: {steps} by {} writers; of them {} staged rows", self.writers, self.staged_rows)?;
+        writeln!(
+            f,
+            "batches: {batches} of {rows} rows together; {batches_taken} taken, {batches_waiting} waiting, {batches_held} held, \
+             {} slots free",
+            self.free_slots
+        )?;
+        writeln!(
+            f,
+            "lost: {} rows dropped, {} steps unfinished, {} steps refused for their values",
+            self.dropped_rows, self.unfinished_steps, self.rejected_steps
+        )?;
+        writeln!(f, "episodes: {} ended, {} of them read by nobody", self.episodes, self.episodes_dropped)?;
+        writeln!(
+            f,
+            "waited: writers {:.3?} for room or the pace and {:.3?} for weights, the learner {:.3?} for batches",
+            self.writer_blocked, self.policy_blocked, self.learner_blocked
+        )?;
+        write!(f, "a batch, median and most: ")?;
+        for (stage, latency) in [("filled in", self.fill), (", waited", self.wait), (", held", self.hold)] {
+            write!(f, "{stage} {:.1?} and {:.1?}", latency.p50, latency.max)?;
+        }
+        if self.lag.rows > 0 {
+            write!(f, "\npolicy lag: {:.2} versions on average, at most {}", self.lag.mean, self.lag.max)?;
+        }
+        if self.stored_records > 0 {
+            let Metrics { stored_samples, stored_records, stale_keys, .. } = self;
+            write!(
+                f,
+                "\nstore: {stored_samples} samples of {stored_records} records, {stale_keys} updates came too late"
+            )?;
+        }
+        for device in &self.devices {
+            let DeviceMetrics { device: number, batches, gathered, bytes, .. } = device;
+            write!(
+                f,
+                "\ndevice {number}: {batches} batches of {bytes} bytes together, {gathered} of them gathered by it; {} taken, {} waiting, \
+                 {} held, {} copies under way",
+                device.batches_taken, device.batches_waiting, device.batches_held, device.copies_in_flight
+            )?;
+            if device.downloads + device.updates > 0 {
+                write!(
+                    f,
+                    "; {} downloads, {} replaced; {} updates of priorities, {} refused, {} lost",
+                    device.downloads,
+                    device.downloads_replaced,
+                    device.updates,
+                    device.updates_refused,
+                    device.updates_lost
+                )?;
+            }
+            if device.quarantined_buffers > 0 {
+                write!(f, "; {} buffers quarantined", device.quarantined_buffers)?;
+            }
+        }
+        if self.page_locked_bytes > 0 {
+            write!(f, "\npage-locked: {} bytes", self.page_locked_bytes)?;
+        }
+        if self.quarantined_slots > 0 || self.stranded_bytes > 0 {
+            write!(f, "\nout of use: {} slots, {} bytes of rings", self.quarantined_slots, self.stranded_bytes)?;
+        }
+        Ok(())
+    }
 }
 
 /// Counters of one attached device.
@@ -328,6 +399,34 @@ fn latency(histogram: &Histogram<u64>) -> Latency {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn metrics_are_shown_with_what_is_there_and_without_what_is_not() {
+        let plain = Metrics { steps: 12, batches: 3, rows: 9, writers: 2, ..Metrics::default() }.to_string();
+        assert!(plain.starts_with("steps: 12 by 2 writers"), "{plain}");
+        assert!(plain.contains("batches: 3 of 9 rows together; 0 taken"), "{plain}");
+        for absent in ["store:", "device", "page-locked", "policy lag", "out of use"] {
+            assert!(!plain.contains(absent), "{absent} in {plain}");
+        }
+        let all = Metrics {
+            stored_records: 7,
+            lag: Lag { rows: 1, max: 5, ..Lag::default() },
+            page_locked_bytes: 4096,
+            quarantined_slots: 1,
+            devices: vec![DeviceMetrics { device: 3, updates_lost: 2, updates: 4, ..DeviceMetrics::default() }],
+            ..Metrics::default()
+        };
+        for part in [
+            "of 7 records",
+            "at most 5",
+            "page-locked: 4096 bytes",
+            "out of use: 1 slots",
+            "device 3: 0 batches",
+            "2 lost",
+        ] {
+            assert!(all.to_string().contains(part), "{part} in {all}");
+        }
+    }
 
     #[test]
     fn counts_of_a_writer_that_is_gone_stay() {

@@ -58,6 +58,7 @@ pub enum Pinning {
 /// let footprint = Feed::builder(Sample::step(step)).batch(512).buffers(3).footprint()?;
 /// assert_eq!(footprint.slot_bytes, 512 * 28_224); // columns are rounded up to 256 bytes, slots to 4,096
 /// assert_eq!(footprint.ring_bytes, 3 * footprint.slot_bytes);
+/// println!("{footprint}");
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +88,20 @@ pub struct Footprint {
     pub lane_bytes: usize,
     /// `record_bytes`, and `lane_bytes` for every lane that the builder allows; 0 lanes if it names none.
     pub ordinary_bytes: usize,
+}
+
+impl fmt::Display for Footprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Footprint { slot_bytes, ring_bytes, page_locked_bytes, ordinary_bytes, lane_bytes, .. } = self;
+        write!(f, "a ring of {ring_bytes} bytes in slots of {slot_bytes}")?;
+        if self.store_records > 0 {
+            write!(f, " (of it {} for {} stored records)", self.store_bytes, self.store_records)?;
+        }
+        write!(
+            f,
+            "; {page_locked_bytes} bytes page-locked; {ordinary_bytes} bytes of ordinary memory ({lane_bytes} a lane)"
+        )
+    }
 }
 
 /// So many unread episodes can be kept: their room is taken at the start.
