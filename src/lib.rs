@@ -55,23 +55,6 @@
 //! | learn on a GPU | [`FeedBuilder::device`], [`Feed::learner_on`], [`DeviceLearner`], [`DeviceBatch`], [`DeviceCopier`] |
 //! | understand a failure | [`Error`], [`ErrorKind`], [`Closed`] |
 //!
-//! # The modules
-//!
-//! All are private, and everything for users is exported here. Each uses only those to its left and above:
-//!
-//! ```text
-//! element ─► schema ─► sample ─► layout        what a step and a batch are; no memory is touched
-//! sync, metrics, episodes, error ─► weights    what every wait, count and end shares
-//! select                                       which steps of a store become a batch; keys alone
-//! cuda ─► memory                               CUDA found at run time; the ring and its page-locking
-//! mapped                                       device memory and page-locked memory for frameworks (a feature)
-//! slots, gate ─► store ─► gather ─► intake     stored steps, claims and leases: who may touch which bytes
-//! writer    batch ─► learner                   the two ends that users hold
-//! keys, sampling                               rows by name, and from stored steps to batches
-//! feeding                                      batches on their way to devices
-//! actors ─► feed                               the threads, the start and the stop
-//! ```
-//!
 //! The pages in `docs/` of the repository say more: architecture, safety and guarantees, writing, replay, whole learners by
 //! their shape, feeding a GPU, the mapped allocator, errors, memory, how CUDA is found, what is checked and measured, and why.
 

@@ -60,7 +60,7 @@ Options:
   --envs N         environments, one lane of the feed each         [default: 16]
   --threads N      environment threads that share them             [default: 2]
   --steps MAX      give up after this many environment steps       [default: 2000000]
-  --lockstep       the same seed gives the same curve, step for step; free-running need not wait for the slowest
+  --lockstep       the same seed gives the same curve, step for step; each batch waits for its slowest lane
   --pin            batches must lie in page-locked memory: without CUDA, fail and say where it was looked for
   --svg PATH       where the learning curve is drawn               [default: learning-curve.svg]
   --no-progress    no progress bar
