@@ -109,10 +109,13 @@ impl Store {
             return Err(CheckpointError::Writers { lanes });
         }
         let mut state = lock(&self.state);
-        while state.book.is_read() {
+        loop {
             if let Some(closed) = state.closed.clone() {
                 drop(state);
-                return Err(closed.into());
+                return Err(closed.into()); // what is there can still be saved
+            }
+            if !state.book.is_read() {
+                break;
             }
             drop(state);
             discard();
