@@ -276,6 +276,39 @@ alone! {
 }
 
 alone! {
+    /// A slot with several open steps and the gap of one that was dropped comes home with the last of them, and not before.
+    fn the_last_of_a_slots_open_steps_gives_up_the_ring() {
+        for commits in [true, false] {
+            let small = Small::new();
+            let feed = small.builder().batch(4).buffers(2).start().unwrap();
+            let mut writers = [0; 3].map(|_| None);
+            let mut steps = Vec::new();
+            for writer in &mut writers {
+                // The second and the third come when the slot is open: their rows lie behind the first one's.
+                let mut step = writer.insert(feed.writer(1).unwrap()).step().unwrap();
+                step.put(small.reward, &[1.0]).unwrap();
+                steps.push(step);
+            }
+            drop(steps.remove(0));
+            let report = feed.stop(PATIENCE).unwrap();
+            assert_eq!((report.partial_rows, report.still_out, feed.metrics().free_slots), (0, 1, 1));
+            for left in [1, 0] {
+                let step = steps.remove(0);
+                if commits {
+                    assert_eq!(step.commit().unwrap_err(), CommitError::Closed(Closed::Stopped));
+                } else {
+                    drop(step);
+                }
+                assert_eq!((feed.metrics().free_slots, life::rings().len()), (2 - left, left), "{left} open");
+            }
+            drop(steps);
+            assert_eq!(feed.metrics().dropped_rows, if commits { 2 } else { 0 });
+        }
+        assert_nothing_is_left();
+    }
+}
+
+alone! {
     fn a_feed_that_nobody_used_stops_and_one_that_ended_stops_too() {
         let small = Small::new();
         let feed = small.builder().start().unwrap();
