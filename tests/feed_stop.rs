@@ -283,10 +283,10 @@ alone! {
             let feed = small.builder().batch(4).buffers(2).start().unwrap();
             let mut writers = [0; 3].map(|_| None);
             let mut steps = Vec::new();
-            for writer in &mut writers {
+            for (writer, lanes) in writers.iter_mut().zip([2, 1, 1]) {
                 // The second and the third come when the slot is open: their rows lie behind the first one's.
-                let mut step = writer.insert(feed.writer(1).unwrap()).step().unwrap();
-                step.put(small.reward, &[1.0]).unwrap();
+                let mut step = writer.insert(feed.writer(lanes).unwrap()).step().unwrap();
+                step.put(small.reward, &vec![1.0; lanes]).unwrap();
                 steps.push(step);
             }
             drop(steps.remove(0));
@@ -306,6 +306,20 @@ alone! {
         }
         assert_nothing_is_left();
     }
+}
+
+#[test]
+fn the_rows_of_a_wide_step_that_was_dropped_are_no_rows_at_the_end() {
+    let small = Small::new();
+    let feed = small.builder().batch(8).start().unwrap();
+    let (mut wide, learner) = (feed.writer(3).unwrap(), feed.learner().unwrap());
+    let mut step = wide.step().unwrap();
+    step.put(small.reward, &[9.0; 3]).unwrap();
+    small.write(&mut feed.writer(1).unwrap(), [1.0, 2.0]).unwrap(); // behind it
+    drop(step);
+    drop(wide);
+    assert_eq!(small.values(&learner.next_batch().unwrap()), [1.0, 2.0]);
+    assert_eq!(learner.next_batch().unwrap_err(), NextError::Ended);
 }
 
 alone! {
