@@ -276,6 +276,53 @@ alone! {
 }
 
 alone! {
+    /// A slot with several open steps and the gap of one that was dropped comes home with the last of them, and not before.
+    fn the_last_of_a_slots_open_steps_gives_up_the_ring() {
+        for commits in [true, false] {
+            let small = Small::new();
+            let feed = small.builder().batch(4).buffers(2).start().unwrap();
+            let mut writers = [0; 3].map(|_| None);
+            let mut steps = Vec::new();
+            for (writer, lanes) in writers.iter_mut().zip([2, 1, 1]) {
+                // The second and the third come when the slot is open: their rows lie behind the first one's.
+                let mut step = writer.insert(feed.writer(lanes).unwrap()).step().unwrap();
+                step.put(small.reward, &vec![1.0; lanes]).unwrap();
+                steps.push(step);
+            }
+            drop(steps.remove(0));
+            let report = feed.stop(PATIENCE).unwrap();
+            assert_eq!((report.partial_rows, report.still_out, feed.metrics().free_slots), (0, 1, 1));
+            for left in [1, 0] {
+                let step = steps.remove(0);
+                if commits {
+                    assert_eq!(step.commit().unwrap_err(), CommitError::Closed(Closed::Stopped));
+                } else {
+                    drop(step);
+                }
+                assert_eq!((feed.metrics().free_slots, life::rings().len()), (2 - left, left), "{left} open");
+            }
+            drop(steps);
+            assert_eq!(feed.metrics().dropped_rows, if commits { 2 } else { 0 });
+        }
+        assert_nothing_is_left();
+    }
+}
+
+#[test]
+fn the_rows_of_a_wide_step_that_was_dropped_are_no_rows_at_the_end() {
+    let small = Small::new();
+    let feed = small.builder().batch(8).start().unwrap();
+    let (mut wide, learner) = (feed.writer(3).unwrap(), feed.learner().unwrap());
+    let mut step = wide.step().unwrap();
+    step.put(small.reward, &[9.0; 3]).unwrap();
+    small.write(&mut feed.writer(1).unwrap(), [1.0, 2.0]).unwrap(); // behind it
+    drop(step);
+    drop(wide);
+    assert_eq!(small.values(&learner.next_batch().unwrap()), [1.0, 2.0]);
+    assert_eq!(learner.next_batch().unwrap_err(), NextError::Ended);
+}
+
+alone! {
     fn a_feed_that_nobody_used_stops_and_one_that_ended_stops_too() {
         let small = Small::new();
         let feed = small.builder().start().unwrap();

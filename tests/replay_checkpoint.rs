@@ -292,15 +292,19 @@ fn a_store_is_saved_behind_every_end_but_the_stop() {
                     drop(batch);
                 }
             }
-            "learner" => drop(learner),
+            "learner" => drop((learner, writer)),
             _ => {
                 fails.store(true, Ordering::Relaxed);
                 while learner.next_batch().is_ok() {}
+                drop(writer);
             }
         }
         assert_eq!(Error::from(feed.closed().unwrap()).kind(), kind);
         let saved = feed.save(&path).unwrap();
         assert_eq!((saved.records, feed.save(&path).unwrap().records), (8, 8));
+        // A load comes too late, and takes nothing from what can still be saved.
+        assert_eq!(feed.load(&path).unwrap_err().kind(), kind, "{end}");
+        assert_eq!(feed.save(&path).unwrap().records, 8, "{end}");
         // The record numbers and the priorities are those of the feed that ended.
         let other = ids.start(8, Prioritized::new(1.0, 0.5));
         assert_eq!(other.load(&path).unwrap().live, 8);

@@ -159,3 +159,44 @@ alone! {
         life::assert_nothing_is_left_with(&fake);
     }
 }
+
+alone! {
+    /// Every pass ends with a short batch, which the CPU and its helpers fill: the next is begun for the buffers of the device
+    /// whose turn it will be.
+    fn short_batches_that_helpers_fill_do_not_mix_up_whose_buffers_are_free() {
+        const ELEMENTS: usize = 4096;
+        let _watchdog = Watchdog::new("short batches", Duration::from_secs(30));
+        let fake = fake("short", 2);
+        fake.auto_run(true);
+        let mut step = Step::new();
+        let obs = step.observation::<i64>("obs", &[ELEMENTS]);
+        let mut sample = Sample::transition(step, 1, 0.9);
+        sample.at(obs, 0);
+        let builder = Feed::builder(sample).batch(16).buffers(6).prefetch(2).lanes(1).gather_threads(3).deal(Deal::Rounds);
+        let builder = builder.replay(64, WithoutReplacement::new()).pace(Pace::min_size(24)).gather(Gather::Mapped);
+        let feed = builder.pinning(Pinning::Required).cuda(search(&fake)).device(0).device(1).start().unwrap();
+        let [lagging, other] = [0, 1].map(|device| learner_on(&feed, device, stream_on(&fake, device)).unwrap());
+        let mut writer = feed.writer(1).unwrap();
+        let mut write = |steps| {
+            for _ in 0..steps {
+                let mut step = writer.step().unwrap();
+                step.overwrite_lane(obs, 0).fill(1);
+                step.commit().unwrap();
+            }
+        };
+        write(25);
+        for round in 0..20 {
+            for (learner, rows) in [(&lagging, 16), (&other, 8)] {
+                let batch = learner.next_batch().unwrap();
+                assert_eq!((batch.round(), batch.rows(), batch.ends_pass()), (Some(round), rows, rows == 8));
+            }
+        }
+        (0..2).for_each(|_| assert_eq!(other.next_batch().unwrap().rows(), 8));
+        settle(&feed);
+        write(200); // nothing is read for a buffer that is not free
+        feed.stop(DEADLINE).unwrap();
+        drop((lagging, other, writer, feed));
+        assert_devices_are_clean(&fake, 2);
+        life::assert_nothing_is_left_with(&fake);
+    }
+}

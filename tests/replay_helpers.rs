@@ -119,3 +119,25 @@ fn a_stop_amid_two_batches_leaves_nothing() {
         drop(kept);
     }
 }
+
+/// A queue to its end: the batches that are in the making when the writer goes come too, in order.
+#[test]
+fn at_the_end_every_batch_comes_that_helpers_fill() {
+    let _watchdog = Watchdog::new("ends", Duration::from_secs(60));
+    for steps in [1, 40, 64, 100, 129] {
+        let large = Large::new();
+        let builder = large.builder(4).replay(256, MaxTimes::new(Fifo::new(), 1));
+        let feed = builder.start().unwrap();
+        let (mut writer, learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
+        large.write(&mut writer, 0..steps + 1).unwrap();
+        drop(writer);
+        let mut seen = Vec::new();
+        let end = loop {
+            match learner.next_batch() {
+                Ok(batch) => seen.extend(large.check(&batch)),
+                Err(end) => break end,
+            }
+        };
+        assert_eq!((end, seen), (NextError::Ended, (0..u64::from(steps)).collect()));
+    }
+}

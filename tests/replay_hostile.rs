@@ -580,6 +580,29 @@ fn a_writer_made_in_the_middle_of_a_load_takes_nothing_from_it() {
     });
 }
 
+/// Not of what had come by then alone: nothing is left of the file.
+#[test]
+fn a_clear_in_the_middle_of_a_load_is_one_of_all_of_it() {
+    let _watchdog = Watchdog::new("a clear during a load", PATIENCE);
+    let (ids, path) = (Ids::transitions(3), scratch("cleared").join("store.safetensors"));
+    let feed = ids.start(1000, 2, Uniform::new());
+    ids.write(&mut feed.writer(1).unwrap(), 0..700);
+    feed.save(&path).unwrap();
+    let (reached, halts) = std::sync::mpsc::sync_channel(0);
+    let (resume, go_on) = std::sync::mpsc::sync_channel(0);
+    let again = ids.start(1000, 2, Halting { inner: Uniform::new(), reached, go_on, halted: false });
+    std::thread::scope(|scope| {
+        let loading = scope.spawn(|| again.load(&path).unwrap());
+        halts.recv().unwrap();
+        again.clear().unwrap();
+        resume.send(()).unwrap();
+        assert_eq!(loading.join().unwrap().records, 700);
+    });
+    assert_eq!(again.metrics().stored_samples, 0);
+    ids.write(&mut again.writer(1).unwrap(), 700..710);
+    assert_eq!(again.metrics().stored_samples, 7);
+}
+
 /// Of a file of another setting, the pace does not owe all the rows that its steps stand for.
 #[test]
 fn a_loaded_data_set_holds_no_writer_until_all_of_it_was_sampled() {

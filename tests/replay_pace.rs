@@ -4,6 +4,7 @@ mod common;
 
 use common::Watchdog;
 use pinring::*;
+use std::sync::mpsc;
 use std::time::Duration;
 
 /// What is sampled, and by which pace.
@@ -119,4 +120,55 @@ fn used_up_samples_hold_no_writer_back() {
         }
         feed.stop(Duration::from_secs(10)).unwrap();
     });
+}
+
+/// Has half of the rows that it is asked for, and says so when it is told to.
+#[derive(Debug)]
+struct Half(Uniform, mpsc::SyncSender<()>, mpsc::Receiver<()>);
+
+impl Sampler for Half {
+    fn begin(&mut self, items: u32) -> std::result::Result<(), SamplerError> {
+        self.0.begin(items)
+    }
+    fn insert(&mut self, item: u32, priority: Option<f32>) -> std::result::Result<(), PriorityError> {
+        self.0.insert(item, priority)
+    }
+    fn remove(&mut self, item: u32) {
+        self.0.remove(item);
+    }
+    fn selectable(&self) -> usize {
+        self.0.selectable()
+    }
+    fn select(&mut self, rows: usize, draws: &mut Draws, into: &mut Vec<Selected>) -> Pass {
+        let _ = (self.1.send(()), self.2.recv());
+        self.0.select(rows / 2, draws, into)
+    }
+}
+
+/// Six rows are due. Whether the batch of four that is being selected leaves another one due shows when the sampler has chosen.
+#[test]
+fn in_strict_order_no_step_is_begun_while_a_batch_is_selected_that_may_be_short() {
+    let _watchdog = Watchdog::new("a short batch", Duration::from_secs(60));
+    let mut step = Step::new();
+    let obs = step.observation::<i64>("obs", &[]);
+    let mut sample = Sample::transition(step, 1, 0.9);
+    sample.at(obs, 0);
+    let ((asked, asks), (tell, told)) = (mpsc::sync_channel(0), mpsc::sync_channel(0));
+    let builder = Feed::builder(sample).batch(4).buffers(3).lanes(1).replay(100, Half(Uniform::new(), asked, told));
+    let feed = builder.pace(Pace::min_size(4).samples_per_insert(6.0, 0.0)).start().unwrap();
+    let (mut writer, learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
+    for t in 0..5 {
+        let mut s = writer.step().unwrap();
+        s.put(obs, &[t]).unwrap();
+        s.commit().unwrap();
+    }
+    for _ in 0..2 {
+        asks.recv().unwrap();
+        assert!(matches!(writer.try_step(), Err(StepError::Pace(_))), "two rows more may be due");
+        tell.send(()).unwrap();
+        assert_eq!(learner.next_batch().unwrap().rows(), 2);
+    }
+    drop(writer.step().unwrap());
+    drop((asks, tell));
+    feed.stop(Duration::from_secs(10)).unwrap();
 }

@@ -36,7 +36,8 @@ impl Drop for Credit {
 }
 
 impl IntakeGate {
-    /// A slot that nobody uses, and where a device gathers a buffer there too; waits for both if it may, else `None`.
+    /// A slot that nobody uses, and where a device gathers a buffer there too; waits for both if it may, else `None`: so also
+    /// where whose buffer it is shows only when the batch before has its number.
     pub(crate) fn free_slot(self: &Arc<Self>, wait: bool) -> Result<Option<(Lease, Option<Credit>)>, Closed> {
         let mut state = lock(&self.state);
         loop {
@@ -48,6 +49,9 @@ impl IntakeGate {
             let on_credit = self.gathering.as_ref().filter(|gathering| gathering.tables().is_some());
             // Nobody else puts batches in, so the next number is this one's.
             let on_credit = on_credit.map(|gathering| (gathering, gathering.turn(self.batches.next_sequence())));
+            if !wait && on_credit.is_some() {
+                return Ok(None);
+            }
             if on_credit.is_none_or(|(gathering, turn)| gathering.has_credit(turn))
                 && let Some(slot) = state.free.pop()
             {

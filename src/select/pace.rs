@@ -180,12 +180,17 @@ impl Pacer {
             Limit::Strict { batch, .. } => taken + (self.reserved + batch) as f64 <= due + SLACK,
             Limit::Within { rows, of_a_step } => due + of_a_step > taken + rows + SLACK,
         };
-        waits.then_some(PaceWait::ForLearner {
-            inserted: self.inserted,
-            due: due as u64,
-            sampled: self.sampled,
-            ready: self.reserved,
-        })
+        waits.then(|| self.for_learner())
+    }
+
+    /// Why no step may be begun while a batch is being selected: in strict order one that turns out to be short leaves more due.
+    pub(crate) fn waits_for_selection(&self) -> Option<PaceWait> {
+        self.is_strict().then(|| self.for_learner())
+    }
+
+    fn for_learner(&self) -> PaceWait {
+        let (inserted, due) = (self.inserted, self.due() as u64);
+        PaceWait::ForLearner { inserted, due, sampled: self.sampled, ready: self.reserved }
     }
 
     /// Why a batch of `rows` may not be selected now, from a store of `steps` steps; `None` if it may.

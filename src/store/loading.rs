@@ -83,11 +83,13 @@ impl Store {
         let mut source = self.check(file, header).map_err(foreign)?;
         let mut loading = self.pause(writers, discard)?;
         loading.whole = false;
+        let clears = lock(&self.state).clears;
         let loaded = self.replace(&mut source).map_err(|error| match error {
             Problem::Io(reason) => failed("read", path, &reason),
             Problem::Closed(closed) => closed.into(),
         });
-        loading.whole = loaded.is_ok();
+        // Cleared meanwhile: then all of it goes, and not what had come by then alone.
+        loading.whole = loaded.is_ok() && lock(&self.state).clears == clears + 1;
         discard();
         loaded
     }
@@ -109,10 +111,13 @@ impl Store {
             return Err(CheckpointError::Writers { lanes });
         }
         let mut state = lock(&self.state);
-        while state.book.is_read() {
+        loop {
             if let Some(closed) = state.closed.clone() {
                 drop(state);
-                return Err(closed.into());
+                return Err(closed.into()); // what is there can still be saved
+            }
+            if !state.book.is_read() {
+                break;
             }
             drop(state);
             discard();

@@ -80,6 +80,8 @@ struct State {
     clears: u64,
     writers_waiting: usize,
     sampling_waits: bool,
+    /// The sampler is being asked: how many of the rows that are reserved for it it has is not known yet.
+    selecting: bool,
     /// The sampler had nothing to offer, and has been told of nothing since.
     refused: bool,
     /// A save or a load is under way.
@@ -116,6 +118,7 @@ impl Store {
             clears: 0,
             writers_waiting: 0,
             sampling_waits: false,
+            selecting: false,
             refused: false,
             saving: false,
             loading: false,

@@ -104,11 +104,8 @@ impl Store {
             let nothing = rows == 0 || (wanted.spare && state.book.items() < self.least(&state));
             let changes = state.take_changes();
             state.pacer.reserve(self.layout.rows as u64);
-            let writers = state.writers_waiting > 0 && state.pacer.is_strict();
+            state.selecting = true;
             drop(state);
-            if writers {
-                self.for_writers.notify_all(); // in strict order they wait for this, and not for the gather's end
-            }
             let begun = Instant::now();
             selector.apply(&changes);
             let mut pass = Pass::GoesOn;
@@ -128,10 +125,16 @@ impl Store {
                 (false, false) => rows - items.len(),
             };
             state.pacer.give_back(missing as u64);
-            if !state.refused || (others && !ended) {
+            state.selecting = false;
+            let chosen = !state.refused || (others && !ended);
+            let writers = state.writers_waiting > 0 && state.pacer.is_strict();
+            drop(state);
+            if chosen && writers {
+                self.for_writers.notify_all(); // in strict order they wait for this, and not for the gather's end
+            }
+            if chosen {
                 return Ok(Some((Selection { items, pass, begun, clears, gather }, wanted)));
             }
-            drop(state);
             drop(gather);
             // As it was when the sampler was asked: what it kept back for a whole batch it offers once more.
             if ended {

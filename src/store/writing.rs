@@ -79,7 +79,8 @@ impl Store {
             if let Some(closed) = &state.closed {
                 return Err(NoChunk::Closed(closed.clone()));
             }
-            let waits = state.pacer.insert_waits().filter(|_| paced && !self.needs_steps(&state));
+            let selecting = || if state.selecting { state.pacer.waits_for_selection() } else { None };
+            let waits = state.pacer.insert_waits().or_else(selecting).filter(|_| paced && !self.needs_steps(&state));
             let why = match waits {
                 Some(pace) => NoChunk::Pace(pace),
                 None if state.loading => NoChunk::Gathering,

@@ -5,7 +5,7 @@ use super::waits::{learner_on, on_devices};
 use super::*;
 use crate::select::Pace;
 use crate::sync::points;
-use crate::{Column, Gather, Uniform};
+use crate::{Column, Draws, Gather, Pass, PriorityError, Sampler, SamplerError, Selected, Uniform};
 use std::sync::mpsc;
 
 /// Longer than anything here takes: whoever waits so long was forgotten.
@@ -342,13 +342,16 @@ const BUFFERS: usize = 3;
 
 /// Batches that are worth helpers, of a store whose steps hold their numbers; and the feed's learner.
 fn helped(fake: &Fake) -> (Feed, Writer, Learner, Column<f32>) {
+    helped_by(fake, Uniform::new())
+}
+
+fn helped_by(fake: &Fake, sampler: impl Sampler + 'static) -> (Feed, Writer, Learner, Column<f32>) {
     const ROWS: usize = 1 << 16;
     let mut step = Step::new();
     let leaf = step.observation::<f32>("x", &[]);
     let mut sample = Sample::transition(step, 1, 0.9);
     let column = sample.at(leaf, 0);
-    let builder =
-        pinned(sample, fake).lanes(1).replay(64, Uniform::new()).batch(ROWS).buffers(BUFFERS).gather_threads(4);
+    let builder = pinned(sample, fake).lanes(1).replay(64, sampler).batch(ROWS).buffers(BUFFERS).gather_threads(4);
     let feed = builder.pace(Pace::min_size(1)).start().unwrap();
     let (mut writer, learner) = (feed.writer(1).unwrap(), feed.learner().unwrap());
     for value in 0..8 {
@@ -407,5 +410,53 @@ alone! {
             drop(feed);
             until("no helper is left", || feed_threads().is_empty());
         }
+    }
+}
+
+/// Panics when it is asked a second time and a helper has come to rows of the first batch; tells how that goes on, and before
+/// it panics.
+#[derive(Debug)]
+struct Breaks(Uniform, mpsc::Sender<mpsc::Sender<()>>, Option<mpsc::Receiver<()>>);
+
+impl Sampler for Breaks {
+    fn begin(&mut self, items: u32) -> std::result::Result<(), SamplerError> {
+        self.0.begin(items)
+    }
+    fn insert(&mut self, item: u32, priority: Option<f32>) -> std::result::Result<(), PriorityError> {
+        self.0.insert(item, priority)
+    }
+    fn remove(&mut self, item: u32) {
+        self.0.remove(item);
+    }
+    fn selectable(&self) -> usize {
+        self.0.selectable()
+    }
+    fn select(&mut self, rows: usize, draws: &mut Draws, into: &mut Vec<Selected>) -> Pass {
+        if let Some(arrived) = self.2.take() {
+            arrived.recv().unwrap();
+            self.1.send(mpsc::channel().0).unwrap();
+            panic!("{TEXT}");
+        }
+        let (arrived, go_on) = hold_at("gather: fills");
+        (self.2, _) = (Some(arrived), self.1.send(go_on));
+        self.0.select(rows, draws, into)
+    }
+}
+
+alone! {
+    /// The sampler panics while a helper is late with rows of the batch before: that one's slot stays out until it has them.
+    fn a_slot_that_a_helper_fills_is_kept_when_the_sampler_panics() {
+        let fake = fake();
+        let (tell, told) = mpsc::channel();
+        let (feed, writer, learner, _) = helped_by(&fake, Breaks(Uniform::new(), tell, None));
+        let (go_on, _) = (told.recv().unwrap(), told.recv().unwrap()); // two slots are out
+        until("the slot of the second batch is home", || feed.metrics().free_slots == BUFFERS - 1);
+        let_them_wait();
+        assert_eq!(feed.metrics().free_slots, BUFFERS - 1);
+        go_on.send(()).unwrap();
+        assert!(learner.next_batch().unwrap_err().to_string().contains(TEXT), "the batch in the making is lost");
+        until("it is home", || feed.metrics().free_slots == BUFFERS);
+        drop((writer, learner));
+        assert_eq!(feed.stop(PATIENCE).unwrap().threads_given_up, [""; 0]);
     }
 }
