@@ -244,7 +244,7 @@ mod tests {
         let text = totals(95, 4, 60).to_string();
         for part in [
             "10.0 s, 5000 environment steps/s",
-            "50000 steps in 50 batches of 800 rows",
+            "50000 steps: 800 rows in 50 batches",
             "mean 0.75 versions; rows by lag: 0: 200 1: 600",
             "0 staged, 0 dropped",
             "95.0 % training, 4.0 % waiting for a batch, 1.0 % else",
