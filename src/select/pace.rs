@@ -19,7 +19,8 @@ use super::PaceError;
 ///
 /// A tolerance of 0 is the strictest order: no batch is selected before the steps that make it due, and no step is
 /// begun while a batch is due and can be selected, but was not. With one writer each batch is then
-/// selected from the same steps in every run, however fast the learner is.
+/// selected from the same steps in every run, however fast the learner is; except where a second store is mixed in and the feed's own
+/// sampler uses items up (`MaxTimes`, say): whether that store stood in for a batch depends on when it was asked.
 ///
 /// ```
 /// use pinring::Pace;

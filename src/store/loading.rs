@@ -33,7 +33,8 @@ use std::time::Duration;
 pub struct Loaded {
     /// Records of the file.
     pub records: usize,
-    /// Records that are in the store now: fewer if that is smaller than the one that was saved.
+    /// Records that are in the store when it is loaded: fewer if that is smaller than the one that was saved. A `clear` meanwhile takes
+    /// them away again.
     pub live: usize,
     /// Whether the file is of a store of the same setting, so that the sampler and its draws go on where they were.
     pub resumed: bool,
