@@ -356,10 +356,7 @@ alone! {
         // One byte a row in the ring, and 32 in the notes: 3 GiB and 96 GiB.
         let mut step = Step::new();
         step.leaf::<u8>("byte", &[]);
-        let available = std::fs::read_to_string("/proc/meminfo").unwrap();
-        let available = available.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
-        let available: usize = available.trim().trim_end_matches(" kB").parse().unwrap();
-        let rows = available * 1024 / 16; // a sixteenth of the memory in the ring, twice all of it in notes
+        let rows = common::available().unwrap() / 16; // a sixteenth of the memory in the ring, twice all of it in notes
         let error = Feed::builder(Sample::step(step)).batch(rows / 64).buffers(64).start().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Memory, "{error}");
         assert!(error.to_string().contains(" bytes of ordinary memory beside it needs more than the "), "{error}");

@@ -412,13 +412,6 @@ impl Sampler for Huge {
     }
 }
 
-/// Bytes that the kernel could give, where it says so.
-fn available() -> Option<usize> {
-    let all = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let kilobytes = all.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    kilobytes.trim().trim_end_matches(" kB").parse::<usize>().ok()?.checked_mul(1024)
-}
-
 /// A mistyped capacity is an error before any memory is touched, also where it is the sampler's that is not there.
 #[test]
 fn a_sampler_that_needs_too_much_memory_is_never_begun() {
@@ -433,7 +426,7 @@ fn a_sampler_that_needs_too_much_memory_is_never_begun() {
     {
         assert!(sampler.bytes(1 << 31) >= (1_usize << 31).saturating_mul(8));
         let builder = ids.builder(1 << 31, 2, sampler);
-        if let (Ok(footprint), Some(available)) = (builder.footprint(), available())
+        if let (Ok(footprint), Some(available)) = (builder.footprint(), common::available())
             && available >= footprint.ring_bytes + footprint.record_bytes
         {
             println!("skipped: this host has memory for that");

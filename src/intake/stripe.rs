@@ -69,14 +69,14 @@ impl Stripe {
         self.opening.load(Ordering::Relaxed)
     }
 
-    /// Claims the next rows: `least..=most` of them, or none and how many there are. `slot` and `index` say whose stripe it is.
+    /// Claims the next rows: `least..=most` of them, or none. `slot` and `index` say whose stripe it is.
     #[inline]
-    pub(super) fn claim(&self, least: u32, most: u32, slot: u32, index: u32) -> Result<Claim, u32> {
+    pub(super) fn claim(&self, least: u32, most: u32, slot: u32, index: u32) -> Option<Claim> {
         let mut word = self.word.load(Ordering::Relaxed);
         loop {
             let room = room(word);
             if room < least || word & CLOSED != 0 {
-                return Err(if word & CLOSED != 0 { 0 } else { room });
+                return None;
             }
             let rows = room.min(most);
             let next = word - (u64::from(rows) << ROOM);
@@ -85,7 +85,7 @@ impl Stripe {
             match self.word.compare_exchange_weak(word, next, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => {
                     let start = self.end.load(Ordering::Relaxed) - room;
-                    return Ok(Claim { slot, start, rows, stripe: index, opening: self.opening() });
+                    return Some(Claim { slot, start, rows, stripe: index, opening: self.opening() });
                 }
                 Err(now) => word = now,
             }
@@ -150,11 +150,11 @@ mod tests {
     #[test]
     fn rows_are_claimed_from_the_front_and_the_last_commit_knows() {
         let stripe = Stripe::default();
-        assert_eq!(stripe.claim(1, 1, 0, 0), Err(0), "it was never opened");
+        assert_eq!(stripe.claim(1, 1, 0, 0), None, "it was never opened");
         stripe.open(3, 10, 15);
         let first = stripe.claim(2, 2, 1, 7).unwrap();
         assert_eq!(first, Claim { slot: 1, start: 10, rows: 2, stripe: 7, opening: 3 });
-        assert_eq!(stripe.claim(4, 9, 1, 7), Err(3));
+        assert_eq!((stripe.claim(4, 9, 1, 7), stripe.room()), (None, 3));
         let rest = stripe.claim(1, 9, 1, 7).unwrap();
         assert_eq!((rest.start, rest.rows, stripe.room()), (12, 3, 0));
         assert_eq!(stripe.commit(rest.rows), Committed::Some);
@@ -179,7 +179,7 @@ mod tests {
         let claims = [5, 7].map(|rows| stripe.claim(rows, rows, 0, 0).unwrap());
         stripe.commit(claims[1].rows);
         assert_eq!(stripe.close(), AtClose { committed: 7, claimed: 5, next: 20 });
-        assert_eq!(stripe.claim(1, 1, 0, 0), Err(0));
+        assert_eq!(stripe.claim(1, 1, 0, 0), None);
         assert_eq!(stripe.commit(claims[0].rows), Committed::Closed);
     }
 }
@@ -215,7 +215,7 @@ mod orders {
 
     /// Writes one row; whether its commit was the last.
     fn write(slot: &Slot) -> Option<Committed> {
-        let claim = slot.stripe.claim(1, 1, 0, 0).ok()?;
+        let claim = slot.stripe.claim(1, 1, 0, 0)?;
         assert_eq!(claim.opening, slot.stripe.opening());
         let row = &slot.rows[claim.start as usize];
         row.store(row.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -245,7 +245,7 @@ mod orders {
             }
             all.retain(|committed| *committed == Some(Committed::All));
             assert_eq!(all.len(), 1);
-            assert!(slot.stripe.claim(1, 1, 0, 0).is_ok_and(|claim| (claim.start, claim.opening) == (0, 2)));
+            assert!(slot.stripe.claim(1, 1, 0, 0).is_some_and(|claim| (claim.start, claim.opening) == (0, 2)));
         });
     }
 
@@ -256,7 +256,7 @@ mod orders {
             let slot = slot(2);
             let late = thread::spawn({
                 let slot = slot.clone();
-                move || slot.stripe.claim(1, 1, 0, 0).ok().map(|claim| (claim.start, claim.opening))
+                move || slot.stripe.claim(1, 1, 0, 0).map(|claim| (claim.start, claim.opening))
             });
             let mut last = None;
             while let Some(committed) = write(&slot) {
@@ -281,15 +281,15 @@ mod orders {
             let dropper = thread::spawn({
                 let slot = slot.clone();
                 move || {
-                    let Ok(claim) = slot.stripe.claim(1, 1, 0, 0) else { return false };
+                    let Some(claim) = slot.stripe.claim(1, 1, 0, 0) else { return false };
                     slot.rows[0].store(7, Ordering::Relaxed);
                     slot.stripe.give_back(&claim)
                 }
             });
             let row = slot.stripe.claim(1, 1, 0, 0).map(|_| slot.rows[0].load(Ordering::Relaxed));
             match (row, dropper.join().unwrap()) {
-                (Ok(row), dropped_before) => assert_eq!(row, if dropped_before { 7 } else { 0 }),
-                (Err(_), dropped) => assert!(dropped),
+                (Some(row), dropped_before) => assert_eq!(row, if dropped_before { 7 } else { 0 }),
+                (None, dropped) => assert!(dropped),
             }
         });
     }
@@ -306,7 +306,7 @@ mod orders {
             let dropper = thread::spawn({
                 let slot = slot.clone();
                 move || {
-                    let Ok(claim) = slot.stripe.claim(1, 1, 0, 0) else { return 0 };
+                    let Some(claim) = slot.stripe.claim(1, 1, 0, 0) else { return 0 };
                     slot.rows[claim.start as usize].store(0, Ordering::Relaxed);
                     let mut gate = slot.gate.lock().unwrap();
                     if gate.closed {

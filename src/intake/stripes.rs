@@ -283,7 +283,7 @@ impl IntakeGate {
         if stripe.opening() != cursor.opening {
             return None; // older slots come first; what opens from here on is as good
         }
-        stripe.claim(rows as u32, rows as u32, cursor.slot, cursor.stripe).ok()
+        stripe.claim(rows as u32, rows as u32, cursor.slot, cursor.stripe)
     }
 
     /// The long way: under the gate's lock, waiting for room if there is none. `choosy`: not any room will do.
@@ -335,7 +335,7 @@ impl IntakeGate {
         }
         loop {
             let (least, most) = (least as u32, most as u32);
-            if let Ok(claim) = stripes[best.1 as usize].claim(least, most, open.slot, first + best.1) {
+            if let Some(claim) = stripes[best.1 as usize].claim(least, most, open.slot, first + best.1) {
                 (cursor.slot, cursor.stripe, cursor.opening) = (open.slot, claim.stripe, claim.opening);
                 return Ok(claim);
             }

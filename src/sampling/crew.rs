@@ -113,6 +113,23 @@ impl Share {
 }
 
 impl Job {
+    /// Whole rows of the feed's own store, dealt to nobody yet.
+    fn new(store: &Arc<Store>, gate: &Arc<IntakeGate>, items: Vec<Selected>, slot: u32) -> Job {
+        Job {
+            store: store.clone(),
+            mixed: None,
+            gate: gate.clone(),
+            items,
+            slot,
+            first_row: 0,
+            table: None,
+            block: 0,
+            shares: Box::default(),
+            filled: AtomicUsize::new(0),
+            failed: Mutex::default(),
+        }
+    }
+
     /// Fills blocks until none is left, those of the caller's share first; true for whoever filled the last row.
     fn help(&self, thread: usize, scratch: &mut Scratch) -> bool {
         let shares = self.shares[thread..].iter().chain(&self.shares[..thread]);
@@ -186,20 +203,9 @@ impl Crew {
             None => (bytes >= WORTH_HELP, part(rows, BLOCK, bytes)),
             Some(_) => (rows >= WORTH_HELP_PLANNING, BLOCK_OF_PLANNING),
         };
-        let table = tables.map(|tables| (tables.at, tables.stride));
-        self.share(items, worth_help, block, |items, block, shares| Job {
-            store: store.clone(),
-            mixed: None,
-            gate: gate.clone(),
-            items,
-            slot,
-            first_row: 0,
-            table,
-            block,
-            shares,
-            filled: AtomicUsize::new(0),
-            failed: Mutex::default(),
-        })
+        let mut job = Job::new(store, gate, items, slot);
+        job.table = tables.map(|tables| (tables.at, tables.stride));
+        self.share(job, worth_help, block)
     }
 
     /// As [`begin`](Crew::begin), for rows of a second store behind the first `first_row`.
@@ -211,31 +217,18 @@ impl Crew {
         (slot, first_row): (u32, usize),
     ) -> Filling<'c> {
         let (rows, bytes) = (items.len(), gate.layout.slot_bytes / gate.layout.rows * items.len());
-        self.share(items, bytes >= WORTH_HELP, part(rows, BLOCK, bytes.max(1)), |items, block, shares| Job {
-            store: mixed.store.clone(),
-            mixed: Some(mixed.clone()),
-            gate: gate.clone(),
-            items,
-            slot,
-            first_row,
-            table: None,
-            block,
-            shares,
-            filled: AtomicUsize::new(0),
-            failed: Mutex::default(),
-        })
+        let mut job = Job::new(&mixed.store, gate, items, slot);
+        (job.mixed, job.first_row) = (Some(mixed.clone()), first_row);
+        self.share(job, bytes >= WORTH_HELP, part(rows, BLOCK, bytes.max(1)))
     }
 
-    fn share(
-        &self,
-        items: Vec<Selected>,
-        worth_help: bool,
-        block: usize,
-        job: impl FnOnce(Vec<Selected>, usize, Box<[Padded<Share>]>) -> Job,
-    ) -> Filling<'_> {
-        let (rows, shared) = (items.len(), self.helpers > 0 && worth_help);
-        let (block, threads) = if shared { (block.max(1), self.helpers + 1) } else { (rows, 1) };
-        let job = Arc::new(job(items, block, Share::of(rows, threads)));
+    /// Deals the rows out: in blocks of so many to all threads, if that is worth it.
+    fn share(&self, mut job: Job, worth_help: bool, block: usize) -> Filling<'_> {
+        let (rows, shared) = (job.items.len(), self.helpers > 0 && worth_help);
+        let threads = if shared { self.helpers + 1 } else { 1 };
+        job.block = if shared { block.max(1) } else { rows };
+        job.shares = Share::of(rows, threads);
+        let job = Arc::new(job);
         let number = shared.then(|| self.post(&job));
         Filling { crew: self, job: Some(job), number }
     }

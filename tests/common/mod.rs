@@ -23,6 +23,13 @@ pub fn build_dir() -> PathBuf {
     .clone()
 }
 
+/// Bytes that the kernel could give, where it says so.
+pub fn available() -> Option<usize> {
+    let all = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kilobytes = all.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    kilobytes.trim().trim_end_matches(" kB").parse::<usize>().ok()?.checked_mul(1024)
+}
+
 /// A folder for a test's files, empty and of its own: in the build's folder for temporary files, or in the system's
 /// where that one does not exist (a test binary that was carried to another machine).
 pub fn scratch(name: &str) -> PathBuf {
