@@ -23,6 +23,8 @@ pub(super) struct Fill {
     /// The first unroll that some lane will never write, and its writer's lanes.
     gone: Option<(u64, Range<usize>)>,
     ending: Option<Ending>,
+    /// Claims that are open, also behind the close.
+    pub(super) claims: usize,
 }
 
 /// The source ended; this goes out when the last claim has ended.
@@ -101,7 +103,7 @@ impl IntakeGate {
             let place = (batch - state.lockstep.sealed) as usize;
             if let Some(open) = state.lockstep.batches.get(place) {
                 let slot = open.slot;
-                state.claims += 1;
+                state.lockstep.claims += 1;
                 return Ok(slot);
             }
             // Lanes reach batches in order, so the first to miss one misses the next.
@@ -131,7 +133,7 @@ impl IntakeGate {
         match &state.closed {
             Some(closed) => Err(closed.clone()),
             None => {
-                state.claims += 1;
+                state.lockstep.claims += 1;
                 Ok(())
             }
         }
@@ -144,14 +146,14 @@ impl IntakeGate {
             drop(state);
             return Err(self.lockstep_end_claim_after_close());
         }
-        state.claims -= 1;
+        state.lockstep.claims -= 1;
         Ok(())
     }
 
     /// Ends a claim that outlived the close; the last one gives the ring up.
     fn lockstep_end_claim_after_close(self: &Arc<Self>) -> Closed {
         let mut state = lock(&self.state);
-        state.claims -= 1;
+        state.lockstep.claims -= 1;
         let reason = state.closed.clone().unwrap_or(Closed::Stopped);
         if state.lockstep.is_ending() {
             self.settle_ending(state);
@@ -172,7 +174,7 @@ impl IntakeGate {
             drop(state);
             return Err(self.lockstep_end_claim_after_close());
         }
-        state.claims -= 1;
+        state.lockstep.claims -= 1;
         let place = (self.lockstep_batch(unroll) - state.lockstep.sealed) as usize;
         let layer = (unroll % self.layers()) as usize;
         let Some(open) = state.lockstep.batches.get_mut(place) else { return Ok(()) };
@@ -248,7 +250,7 @@ impl IntakeGate {
     /// Seals the last, partial batch and ends the batch gate, once no claim is open any more: the claims of writers
     /// that were ahead lie in the same slot.
     pub(super) fn settle_ending(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
-        if state.claims > 0 {
+        if state.lockstep.claims > 0 {
             return;
         }
         let Some(ending) = state.lockstep.ending.take() else { return };

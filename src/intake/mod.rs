@@ -219,8 +219,6 @@ struct State {
     /// Writers parked on `much_room`: all of them look at each wake, which may be of no use to them.
     choosy: usize,
     closed: Option<Closed>,
-    /// Of lockstep: open claims.
-    claims: usize,
     /// Slots ever opened.
     opened: u64,
     striped: stripes::Fill,
@@ -311,7 +309,6 @@ impl IntakeGate {
                 waking: false,
                 choosy: 0,
                 closed: None,
-                claims: 0,
                 opened: 0,
                 striped: stripes::Fill::default(),
                 lockstep: lockstep::Fill::default(),
@@ -507,7 +504,7 @@ impl IntakeGate {
     /// After the close: leases and open steps that still keep the ring, without those that are quarantined.
     pub(crate) fn out(&self) -> usize {
         let state = lock(&self.state);
-        let out = self.buffers - state.free.len() + state.claims;
+        let out = self.buffers - state.free.len() + state.lockstep.claims;
         out.saturating_sub(self.quarantined())
     }
 
@@ -531,7 +528,7 @@ impl IntakeGate {
     /// The ring, to be dropped without the lock, once the gate is closed and nobody needs it any more: no claim is open,
     /// and every slot is home (invariant 7).
     fn release_ring(&self, state: &mut State) -> Option<Arc<Ring>> {
-        let needed = state.closed.is_none() || state.claims > 0 || state.free.len() < self.buffers;
+        let needed = state.closed.is_none() || state.lockstep.claims > 0 || state.free.len() < self.buffers;
         if needed { None } else { state.ring.take() }
     }
 
